@@ -73,6 +73,10 @@ type Plan struct {
 	Private string // real path of a 0700 directory of this run, outside of the workspace
 	Traits  provider.Traits
 
+	// Guest is the argv that runs the guest program in the sandbox, a subcommand
+	// of it to follow; empty where none runs.
+	Guest []string
+
 	// Env are names of variables that the sandbox sets for every command, secrets
 	// included: what a program needs may already be there.
 	Env map[string]bool
@@ -107,6 +111,13 @@ type HostURLs interface {
 	HostURLs(p Plan) []string
 }
 
+// Secrets is offered by a CLI that hands its program secrets which are not the
+// workspace's, such as an API key of this host: values by name. They are hidden
+// from everything that the run says, as the workspace's are.
+type Secrets interface {
+	Secrets(p Plan) (map[string]string, error)
+}
+
 // AbortLadder is offered by a CLI that wants other signals on a cancel than
 // SIGTERM. The tree is killed after the last step in any case.
 type AbortLadder interface {
@@ -117,4 +128,27 @@ type AbortLadder interface {
 type AbortStep struct {
 	Signal int
 	Wait   time.Duration
+}
+
+// Fallback is offered by a CLI that knows another way when a program ended
+// before it did anything, such as a new session where the one to resume is gone.
+// The engine asks once, at the end of the process, and only where the decoder's
+// Line has returned no event at all: events are those of Decoder.Close, none of
+// them emitted yet. With true the engine drops them and runs the returned turn,
+// whose files it writes anew, instead; why is for the log.
+type Fallback interface {
+	Fallback(t Turn, events []event.Event, end End) (next Turn, why string, ok bool)
+}
+
+// Lingerer is offered by a CLI whose program may stay after it has finished, for
+// tasks in the background. The engine ends it when it has stayed longer than
+// MaxLinger; its Decoder then is a [Finisher].
+type Lingerer interface {
+	MaxLinger() time.Duration
+}
+
+// Finisher is offered by a [Decoder] that can tell, after each Line, whether the
+// agent has given a result and has not begun anything since.
+type Finisher interface {
+	Finished() bool
 }

@@ -127,6 +127,14 @@ type Process interface {
 	Signal(sig os.Signal) error
 }
 
+// Sweeper is offered by a [Process] that can take with it what it leaves.
+type Sweeper interface {
+	// Sweep makes the end of the process, whatever brings it about, the end of all
+	// that it started, sessions of their own or not: Wait returns after that. For a
+	// process that has ended it does nothing.
+	Sweep() error
+}
+
 // Resizer is offered by a [Process] that has a terminal.
 type Resizer interface {
 	Resize(t Terminal) error

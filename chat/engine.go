@@ -1,0 +1,350 @@
+package chat
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/aisandbox-go/aisandbox/event"
+	"github.com/aisandbox-go/aisandbox/store"
+)
+
+// maxMessage bounds the text of an error that becomes an event.
+const maxMessage = 4096
+
+// drive takes a run from its first Setup to its end. What it starts has ended
+// when it closes done.
+func (r *Run) drive(w *writer) {
+	defer close(r.done)
+	began := time.Now()
+
+	var aside sync.WaitGroup
+	if r.durable != nil {
+		kctx, stop := context.WithCancel(context.WithoutCancel(r.ctx))
+		aside.Go(func() { r.renew(kctx) })
+		aside.Go(func() { r.listen(kctx) })
+		defer func() { stop(); aside.Wait() }()
+	}
+	if r.req.Timeout > 0 {
+		t := time.AfterFunc(r.req.Timeout, func() { r.cancel(ErrBudget) })
+		defer t.Stop()
+	}
+	stream, stop := context.WithCancelCause(r.ctx)
+	defer stop(errEnough)
+	w.stop = stop
+
+	var writing sync.WaitGroup
+	writing.Go(w.serve)
+
+	ready, err := r.setup()
+	failed := false
+	if err == nil {
+		failed, err = r.stream(stream)
+	}
+	h := r.sync(msg{})
+	o, off := r.decide(h, failed, err)
+	o.Duration, o.Err = time.Since(began), r.hide(o.Err)
+	if err := r.teardown(ready, o); err != nil {
+		if o.Kind == Finished || o.Kind == Interrupted {
+			o.Kind, o.Err = Failed, r.hide(err)
+			o.Terminal, off = r.terminal(err, o.Terminal), 0
+		} else {
+			r.log.Error("tear-down", keyError, r.clean(err))
+		}
+	}
+
+	// From here on nothing is accepted, and what was is written.
+	r.gate.Lock()
+	r.ended = true
+	r.gate.Unlock()
+	close(r.queue)
+	writing.Wait()
+
+	r.outcome = r.finish(w, o, off)
+	r.outcome.Duration = time.Since(began)
+	if r.outcome.Err != nil {
+		r.log.Info("run ended", keyOutcome, string(r.outcome.Kind), keyError, r.outcome.Err)
+	} else {
+		r.log.Info("run ended", keyOutcome, string(r.outcome.Kind))
+	}
+	r.cancel(ErrEnded) // for what still hangs on the run's context
+}
+
+// setup runs the Setups and returns how many middlewares are to be torn down.
+func (r *Run) setup() (ready int, err error) {
+	for i, m := range r.req.Use {
+		if r.ctx.Err() != nil {
+			return i, context.Cause(r.ctx)
+		}
+		if m.Setup != nil {
+			if err := safely("Setup of middleware "+name(m, i), func() error { return m.Setup(r.ctx, r) }); err != nil {
+				return i, fmt.Errorf("middleware %q: %w", name(m, i), err)
+			}
+		}
+		r.must(msg{set: true, ready: i + 1})
+		for _, t := range m.Provides {
+			if !r.hasToken(t) {
+				return i + 1, &MissingError{Adapter: r.req.Adapter.Name(), Middleware: name(m, i), Token: t.Name(), Provided: r.provided()}
+			}
+		}
+	}
+	return len(r.req.Use), nil
+}
+
+// stream runs the adapter. Failed says that the adapter reported a RUN_ERROR
+// before anybody wanted it to stop.
+func (r *Run) stream(ctx context.Context) (failed bool, err error) {
+	err = safely("adapter "+r.req.Adapter.Name(), func() error {
+		for it, err := range r.req.Adapter.Stream(ctx, r) {
+			if err != nil {
+				return err
+			}
+			if it.Event == nil {
+				continue
+			}
+			r.must(msg{ev: it.Event, off: it.Off, item: true})
+			if _, ok := it.Event.(event.RunError); ok {
+				failed = r.ctx.Err() == nil
+				return nil
+			}
+		}
+		return nil
+	})
+	return failed, err
+}
+
+// decide says how the run ends. Off belongs to a terminal of the adapter.
+func (r *Run) decide(h held, failed bool, err error) (o Outcome, off int64) {
+	if h.err != nil {
+		// It stopped the adapter, so whatever that said of it is no news.
+		err, failed, h.terminal = h.err, false, nil
+	}
+	cause := context.Cause(r.ctx)
+	finished, ok := h.terminal.(event.RunFinished)
+	if ok && err == nil && (errors.Is(cause, ErrDetached) || errors.Is(cause, ErrShutdown)) {
+		cause = nil // there is nothing left to hand over
+	}
+	rerr, isErr := h.terminal.(event.RunError)
+	switch {
+	case errors.Is(cause, store.ErrFenced):
+		return Outcome{Kind: Fenced, Err: cause}, 0
+	case failed && isErr:
+		return Outcome{Kind: Failed, Err: &AgentError{Message: rerr.Message, ErrCode: rerr.Code}, Terminal: rerr}, h.off
+	case errors.Is(cause, ErrDetached), errors.Is(cause, ErrShutdown):
+		return Outcome{Kind: Detached, Err: cause}, 0
+	case errors.Is(cause, ErrBudget):
+		return Outcome{Kind: Failed, Err: cause, Terminal: r.terminal(cause, h.terminal)}, 0
+	case cause != nil:
+		if !errors.Is(cause, ErrCanceled) {
+			cause = fmt.Errorf("%w: %w", ErrCanceled, cause)
+		}
+		e := event.RunError{Message: "Request aborted", Code: "aborted", Usage: usage(h.terminal)}
+		e.Metadata = r.ids()
+		return Outcome{Kind: Canceled, Err: cause, Terminal: e}, 0
+	case isErr: // a hook made it; an error that follows is only the stream's end
+		return Outcome{Kind: Failed, Err: &AgentError{Message: rerr.Message, ErrCode: rerr.Code}, Terminal: rerr}, h.off
+	case err != nil:
+		return Outcome{Kind: Failed, Err: err, Terminal: r.terminal(err, h.terminal)}, 0
+	case !ok:
+		err = &AgentError{Message: fmt.Sprintf("adapter %q: %s", r.req.Adapter.Name(), errNoTerminal), ErrCode: "no_result"}
+		return Outcome{Kind: Failed, Err: err, Terminal: r.terminal(err, h.terminal)}, 0
+	case finished.Outcome != nil && finished.Outcome.Type == "interrupt":
+		return Outcome{Kind: Interrupted, Terminal: finished}, h.off
+	}
+	if err := r.checkExit(); err != nil {
+		return Outcome{Kind: Failed, Err: err, Terminal: r.terminal(err, h.terminal)}, 0
+	}
+	return Outcome{Kind: Finished, Terminal: finished}, h.off
+}
+
+// checkExit refuses a success that nobody vouches for: that a journaled agent
+// says so is not enough (spec 04 §22, CompletedTruthful).
+func (r *Run) checkExit() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.journaled() && (r.exit == nil || !r.exit.Verified || !r.exit.OK) {
+		return &AgentError{Message: fmt.Sprintf("adapter %q: the agent's journal has no verified exit", r.req.Adapter.Name()), ErrCode: "exit_unverified"}
+	}
+	return nil
+}
+
+func (r *Run) journaled() bool {
+	j, ok := r.req.Adapter.(Journaler)
+	return ok && j.Journaled() && r.durable != nil
+}
+
+// usage is what a terminal event says was used: it is paid for, however the run
+// ends.
+func usage(terminal event.Event) []event.Usage {
+	switch e := terminal.(type) {
+	case event.RunFinished:
+		return e.Usage
+	case event.RunError:
+		return e.Usage
+	}
+	return nil
+}
+
+// terminal is the RUN_ERROR that tells of an error, in place of another terminal
+// event, which may be nil.
+func (r *Run) terminal(err error, instead event.Event) event.Event {
+	text := strings.ToValidUTF8(err.Error(), "\uFFFD")
+	if len(text) > maxMessage {
+		cut := maxMessage
+		for !utf8.RuneStart(text[cut]) {
+			cut--
+		}
+		text = text[:cut] + "…"
+	}
+	e := event.RunError{Message: text, Code: store.Code(err, "internal"), Usage: usage(instead)}
+	e.Metadata = r.ids()
+	return e
+}
+
+func (r *Run) ids() []byte {
+	return event.TanStack{ThreadID: r.req.ThreadID, RunID: r.req.RunID}.Metadata()
+}
+
+// teardown runs the Dones in reverse; each gets its turn.
+func (r *Run) teardown(ready int, o Outcome) error {
+	var errs []error
+	for i := ready - 1; i >= 0; i-- {
+		m := r.req.Use[i]
+		// After this no event reaches the middleware's hook any more.
+		r.sync(msg{set: true, ready: i})
+		if m.Done == nil {
+			continue
+		}
+		ctx, stop := context.WithTimeoutCause(context.WithoutCancel(r.ctx), r.req.Cleanup,
+			fmt.Errorf("chat: the clean-up of middleware %q took longer than %v", name(m, i), r.req.Cleanup))
+		err := safely("Done of middleware "+name(m, i), func() error { return m.Done(ctx, r, o) })
+		stop()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("middleware %q: %w", name(m, i), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// finish ends the log, or leaves it to another host.
+func (r *Run) finish(w *writer, o Outcome, off int64) Outcome {
+	r.mu.Lock()
+	exit := r.exit
+	r.mu.Unlock()
+	f := store.Final{Exit: exit}
+	if exit != nil && exit.Verified {
+		f.Pos = &store.Pos{Off: exit.Off}
+	}
+	switch o.Kind {
+	case Fenced:
+		return o
+	case Detached:
+		ctx, stop := context.WithTimeout(context.WithoutCancel(r.ctx), opTimeout)
+		defer stop()
+		if err := r.runs.Release(ctx, r.claim); err != nil {
+			r.log.Error("release the claim", keyError, err)
+		}
+		return o
+	case Finished:
+		f.Status = store.Completed
+	case Interrupted:
+		f.Status = store.Interrupted
+	case Canceled:
+		f.Status, f.CloseReason = store.Aborted, "cancelled"
+	default:
+		f.Status = store.Failed
+	}
+	f.CloseReason = cmp.Or(f.CloseReason, string(f.Status))
+	last, err := w.finish(o.Terminal, off, f)
+	switch {
+	case errors.Is(err, store.ErrFenced):
+		return Outcome{Kind: Fenced, Err: err}
+	case err != nil:
+		err = fmt.Errorf("chat: end the log of run %q: %w", r.req.RunID, err)
+		o.Kind, o.Err, o.Terminal = Failed, errors.Join(o.Err, err), nil
+		if r.durable != nil && unreachable(err) {
+			o.Kind = Detached // somebody else will end it
+		}
+		return o
+	}
+	o.Terminal = last
+	if e, ok := last.(event.RunError); ok && o.Err == nil { // the guard turned success into an error
+		o.Kind, o.Err = Failed, &AgentError{Message: e.Message, ErrCode: e.Code}
+	}
+	return o
+}
+
+// must sends to the writer, which lives as long as the engine does.
+func (r *Run) must(m msg) { r.queue <- m }
+
+// sync waits until everything before it is logged.
+func (r *Run) sync(m msg) held {
+	m.reply = make(chan held, 1)
+	r.must(m)
+	return <-m.reply
+}
+
+// renew keeps the claim until ctx is done.
+func (r *Run) renew(ctx context.Context) {
+	ttl := cmp.Or(r.durable.Lease, store.DefaultLease)
+	t := time.NewTicker(ttl / 3)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		rctx, stop := context.WithTimeout(ctx, ttl/3)
+		lost, canceled, err := r.runs.Renew(rctx, []store.ClaimRef{r.claim.Ref()}, ttl)
+		stop()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			// The log is the fence: a claim that really is lost shows at the next append.
+			r.log.Warn("renew the claim", keyError, err)
+		case len(lost) > 0:
+			r.lost(ctx)
+			return
+		case len(canceled) > 0:
+			r.cancel(&CanceledError{Reason: "requested"})
+		}
+	}
+}
+
+// lost tells a claim that somebody else has from a run that this driver just
+// ended.
+func (r *Run) lost(ctx context.Context) {
+	rec, err := r.runs.Get(ctx, r.req.RunID)
+	if err == nil && rec.Epoch == r.claim.Epoch() {
+		return
+	}
+	r.cancel(&store.FencedError{RunID: r.req.RunID, Held: r.claim.Epoch(), Observed: rec.Epoch})
+}
+
+// listen waits for a cancel that comes by way of the store.
+func (r *Run) listen(ctx context.Context) {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		reason, err := r.runs.WaitCancel(ctx, r.req.RunID)
+		switch {
+		case err == nil:
+			r.cancel(&CanceledError{Reason: reason})
+			return
+		case ctx.Err() != nil, errors.Is(err, store.ErrSealed), errors.Is(err, store.ErrNotFound):
+			return
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}

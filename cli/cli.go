@@ -1,0 +1,136 @@
+// Package cli is the aisandbox command. [Main] is all it exports: a program that
+// adds a provider or a harness of its own is a main function with another
+// registry.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/aisandbox-go/aisandbox/config"
+)
+
+// Main runs the command line of this process and returns its exit code.
+func Main(reg config.Registry) int {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	sigs := make(chan os.Signal, 2)
+	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(sigs)
+	go func() {
+		<-sigs
+		cancel(errInterrupted)
+		<-sigs // a second one doesn't wait for the clean-up
+		os.Exit(exitInterrupted)
+	}()
+	a := &app{reg: reg, in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
+	return a.run(ctx, os.Args[1:])
+}
+
+// app is one invocation.
+type app struct {
+	reg     config.Registry
+	in      io.Reader
+	out     io.Writer
+	err     io.Writer
+	getenv  func(string) string
+	verbose bool
+}
+
+func (a *app) run(ctx context.Context, args []string) int {
+	root := &cobra.Command{
+		Use:   "aisandbox",
+		Short: "Put a coding agent to work in a sandbox",
+		Long: `aisandbox puts a coding agent to work on a git repository inside of a sandbox,
+streams what it does and ends with the diff.
+
+Exit codes: 0 done; 1 the run failed; 2 a value that can't be used; 3 the sandbox
+could not be made or set up; 124 timeout; 130 interrupted. exec passes the
+command's own code through and uses 125, 126 and 127 as container tools do.`,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		Version:           version(),
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	root.SetArgs(args)
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return &exitError{exitUsage, fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
+	})
+	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "log what happens to stderr")
+	root.AddCommand(a.runCommand(), a.execCommand(), a.demoCommand(), a.replayCommand(), a.doctorCommand(), a.mockModelCommand())
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var ex *exitError
+	if !errors.As(err, &ex) || ex.Err != nil {
+		fmt.Fprintln(a.err, "aisandbox: "+printable(err.Error()))
+	}
+	if !errors.As(err, &ex) && isUnknownCommand(root, args) {
+		return exitUsage
+	}
+	return codeOf(err)
+}
+
+// isUnknownCommand tells cobra's complaint about the command line, which has no
+// type of its own, from the error of a command.
+func isUnknownCommand(root *cobra.Command, args []string) bool {
+	_, _, err := root.Find(args)
+	return err != nil
+}
+
+// noArgs and the like are cobra's argument checks with our exit code.
+func exactArgs(n int, what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		return &exitError{exitUsage, fmt.Errorf("%s takes %s, got %d; see %s --help", c.CommandPath(), what, len(args), c.CommandPath())}
+	}
+}
+
+// logger logs to stderr where --verbose was given.
+func (a *app) logger() *slog.Logger {
+	if !a.verbose {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// version is what the build says of itself.
+func version() string {
+	bi, ok := debug.ReadBuildInfo()
+	if !ok || bi.Main.Version == "" {
+		return "devel"
+	}
+	return bi.Main.Version
+}
+
+// readFile reads a bounded file that a flag names.
+func readFile(flag, name string, most int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, &exitError{exitUsage, fmt.Errorf("%s: %w", flag, err)}
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err != nil {
+		return nil, &exitError{exitUsage, fmt.Errorf("%s: %w", flag, err)}
+	}
+	if int64(len(b)) > most {
+		return nil, &usageError{flag, name, fmt.Sprintf("is longer than %d bytes", most)}
+	}
+	return b, nil
+}

@@ -1,0 +1,43 @@
+package docker
+
+import (
+	"context"
+	"testing"
+
+	"github.com/aisandbox-go/aisandbox/guest"
+	"github.com/aisandbox-go/aisandbox/internal/testenv"
+	"github.com/aisandbox-go/aisandbox/provider"
+	"github.com/aisandbox-go/aisandbox/provider/providertest"
+)
+
+// programOK ends the test where the guest program was not built.
+func programOK(t testing.TB) {
+	t.Helper()
+	_, err := guest.Program("linux/amd64")
+	testenv.Require(t, err == nil, "the guest program", "make guests")
+}
+
+func TestProvider(t *testing.T) {
+	for _, user := range []string{"", "1234:1234"} {
+		t.Run("exec-only "+user, func(t *testing.T) {
+			providertest.Run(t, providertest.Options{
+				New:  func(t *testing.T) provider.Provider { return newProvider(t, Options{User: user}) },
+				Slow: 4,
+				// Every command is an exec of the engine's, which takes one at a time.
+				Parallel: 60, BigOutput: 256 << 20,
+			})
+		})
+		t.Run("guest "+user, func(t *testing.T) {
+			programOK(t)
+			p := newProvider(t, Options{User: user})
+			providertest.Run(t, providertest.Options{
+				New:  func(t *testing.T) provider.Provider { return p },
+				Spec: func(*testing.T) provider.Spec { return provider.Spec{Init: guest.NewInit(guest.Options{})} },
+				Wrap: func(ctx context.Context, h provider.Handle) (provider.Handle, error) {
+					return guest.Attach(ctx, h, guest.Options{Traits: p.Traits()})
+				},
+				Slow: 2,
+			})
+		})
+	}
+}

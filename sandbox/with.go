@@ -1,0 +1,272 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/aisandbox-go/aisandbox/chat"
+	"github.com/aisandbox-go/aisandbox/event"
+	"github.com/aisandbox-go/aisandbox/secret"
+	"github.com/aisandbox-go/aisandbox/store"
+	"github.com/aisandbox-go/aisandbox/watch"
+)
+
+// What a run gets from [With].
+var (
+	// Token carries the run's sandbox.
+	Token = chat.NewToken[*Sandbox]("sandbox", "add sandbox.With(definition, sandbox.WithOptions{}) to Request.Use")
+
+	// DefToken carries the definition, for adapters that need its policy or
+	// instructions.
+	DefToken = chat.NewToken[*Def]("sandbox-definition", "add sandbox.With(definition, sandbox.WithOptions{}) to Request.Use")
+
+	// DifferToken carries what shows the changes of the run.
+	DifferToken = chat.NewToken[*watch.Differ]("sandbox-differ", "add sandbox.With(definition, sandbox.WithOptions{}) to Request.Use")
+
+	// InstancesToken carries the store of sandboxes, where WithOptions names none.
+	InstancesToken = chat.NewToken[store.Instances]("sandbox-instances", "set WithOptions.Instances")
+)
+
+// WithOptions belong to [With]. Of each dependency the field here comes first,
+// then what the run provides under its token.
+type WithOptions struct {
+	Deps
+
+	// Runs and Log, set together, make the run durable.
+	Runs store.Runs
+	Log  store.Log
+}
+
+// With gives a run a sandbox made of def, and reports what happens to its files.
+// At the end the sandbox is kept or destroyed as the life cycle says. A cancelled
+// run's sandbox whose provider can't kill is destroyed in any case: the agent may
+// still be at work. Nothing is destroyed while another run of this process, made
+// with the same Def, works in the same sandbox.
+func With(def *Def, o WithOptions) chat.Middleware {
+	m := chat.Middleware{
+		Name:     "sandbox",
+		Provides: []chat.AnyToken{Token, DefToken, DifferToken},
+		After:    []chat.AnyToken{chat.Leases, InstancesToken},
+		Setup:    func(ctx context.Context, r *chat.Run) error { return setUp(ctx, r, def, o) },
+		Done:     tearDown,
+	}
+	if o.Runs != nil && o.Log != nil {
+		m.Durable = &chat.Durability{Runs: o.Runs, Log: o.Log, Owner: o.Owner}
+	}
+	return m
+}
+
+// session is what With keeps of a run.
+type session struct {
+	def    *Def
+	deps   Deps
+	key    Key
+	out    Outcome
+	box    *Sandbox
+	differ *watch.Differ
+	watch  *watch.Watch
+}
+
+var sessionToken = chat.NewToken[*session]("sandbox-session", "")
+
+func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error) {
+	req := r.Request()
+	s := &session{def: def, deps: o.Deps, key: Key{r.ThreadID(), r.ID(), req.Tenant, req.UserID}}
+	if s.deps.Instances == nil {
+		s.deps.Instances, _ = InstancesToken.Get(r)
+	}
+	if s.deps.Leases == nil {
+		s.deps.Leases, _ = chat.Leases.Get(r)
+	}
+	if s.deps.Logger == nil {
+		s.deps.Logger = r.Logger()
+	}
+	told := s.deps.Progress
+	s.deps.Progress = func(ev ProgressEvent) {
+		emit(ctx, r, event.NameWorkspaceSetup, setupPhase(ev))
+		if told != nil {
+			told(ev)
+		}
+	}
+	def.users.enter(def.InstanceKey(s.key)) // before Ensure: who resumes it counts
+	if s.box, s.out, err = Ensure(ctx, s.deps, def, s.key); err != nil {
+		def.users.leave(def.InstanceKey(s.key))
+		return err
+	}
+	// From here on a failure must undo what was made; Done is not called for it.
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.end(ctx, s.out.How != Resumed))
+		}
+	}()
+	if hide := s.box.Redactor(); !hide.Idle() {
+		r.Redact(func(ev event.Event) event.Event { return RedactEvent(hide, ev) })
+		r.RedactText(func(w io.Writer) io.WriteCloser { return hide.Writer(w) })
+	}
+	name := event.NameSandboxCreated
+	if s.out.How == Resumed {
+		name = event.NameSandboxResumed
+	}
+	emit(ctx, r, name, event.SandboxReady{SandboxID: s.box.Ref().ID, Provider: s.box.Ref().Provider})
+	s.differ, err = watch.NewDiffer(ctx, s.box.Handle(), watch.DiffOptions{
+		Root: s.box.RealRoot(), Redact: s.box.Redactor().String, Logger: s.deps.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	if f := def.d.Hooks.OnReady; f != nil {
+		if err := f(ctx, s.box); err != nil {
+			return fmt.Errorf("sandbox: OnReady: %w", err)
+		}
+	}
+	if def.d.FileEvents != FileEventsOff {
+		// The watch outlives Setup and ends with Done.
+		s.watch, err = watch.Start(context.WithoutCancel(ctx), s.box.Handle(), watch.Options{
+			Root: s.box.RealRoot(), Logger: s.deps.Logger,
+			OnEvent: func(ev watch.Event) { s.file(context.WithoutCancel(ctx), r, ev) },
+		})
+		if err != nil {
+			return fmt.Errorf("sandbox: watch files: %w", err)
+		}
+	}
+	Token.Provide(r, s.box)
+	DefToken.Provide(r, def)
+	DifferToken.Provide(r, s.differ)
+	sessionToken.Provide(r, s)
+	return nil
+}
+
+// emit tells viewers something; a run that is about to end takes nothing more.
+func emit(ctx context.Context, r *chat.Run, name string, v any) {
+	ev, err := event.NewCustom(name, v)
+	if err == nil {
+		err = r.Emit(ctx, ev)
+	}
+	if err != nil {
+		r.Logger().Debug("an event was left out", "name", name, "error", err)
+	}
+}
+
+func setupPhase(ev ProgressEvent) event.SetupPhase {
+	p := event.SetupPhase{Phase: string(ev.Phase), Name: ev.Detail, DurationMs: ev.Duration.Milliseconds()}
+	switch ev.State {
+	case ProgressStarted:
+		p.Status = event.SetupStarted
+	case ProgressFailed:
+		p.Status = event.SetupFailed
+	default:
+		p.Status = event.SetupDone
+	}
+	return p
+}
+
+// RedactEvent hides secrets in what an event says. An event that can't be read
+// again afterwards is a panic, upon which a run drops it rather than show it.
+func RedactEvent(red *secret.Redactor, ev event.Event) event.Event {
+	b, err := event.Encode(ev)
+	if err != nil {
+		return ev // it will not be logged either
+	}
+	hidden := red.JSON(b)
+	if string(hidden) == string(b) {
+		return ev
+	}
+	out, err := event.Decode(hidden)
+	if err != nil || out.Type() != ev.Type() {
+		panic("sandbox: an event can't be read after redaction") // the run drops its content
+	}
+	return out
+}
+
+// file reports one change: to the hooks of the definition, to the stream and the
+// hooks of the run, and as a diff where that is wanted.
+func (s *session) file(ctx context.Context, r *chat.Run, w watch.Event) {
+	f := FileEvent{
+		File:   event.File{Type: string(w.Type), Path: s.box.Virtual(w.Path), Timestamp: w.Time.UnixMilli()},
+		Before: func(ctx context.Context) (string, error) { return s.differ.Before(ctx, w.Path) },
+		After:  func(ctx context.Context) (string, error) { return s.differ.After(ctx, w.Path) },
+		Diff:   func(ctx context.Context) (string, error) { return s.differ.Diff(ctx, w.Path) },
+	}
+	h := s.def.d.Hooks
+	for _, hook := range []func(context.Context, FileEvent){h.OnFile, h.of(f.Type)} {
+		if hook != nil {
+			s.guard("file hook", f.Path, func() { hook(ctx, f) })
+		}
+	}
+	if err := r.EmitFile(ctx, f); err != nil {
+		return // the run takes nothing more
+	}
+	if s.def.d.FileEvents != FileEventsDiff {
+		return
+	}
+	diff, err := f.Diff(ctx)
+	if err != nil {
+		s.deps.Logger.Warn("the diff of a file is missing", "path", f.Path, "error", s.box.red.Error(err))
+	} else if diff != "" {
+		emit(ctx, r, event.NameFileDiff, event.FileDiff{Path: f.Path, Diff: diff})
+	}
+}
+
+// guard keeps a hook's panic from ending the program.
+func (s *session) guard(what, detail string, f func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.deps.Logger.Error(what+" panicked", "detail", detail, "panic", s.box.red.String(fmt.Sprint(p)))
+		}
+	}()
+	f()
+}
+
+func tearDown(ctx context.Context, r *chat.Run, o chat.Outcome) error {
+	s, ok := sessionToken.Get(r)
+	if !ok {
+		return nil
+	}
+	s.deps.Progress = nil // the stream is about to end
+	destroy := s.def.d.Lifecycle.OnComplete == Destroy
+	switch o.Kind {
+	case chat.Detached, chat.Fenced:
+		destroy = false // the agent goes on, or is somebody else's
+	case chat.Canceled:
+		destroy = destroy || !s.box.Traits().Kill
+	case chat.Failed:
+		if f := s.def.d.Hooks.OnError; f != nil {
+			s.guard("OnError", "", func() { f(ctx, o.Err) })
+		}
+	}
+	return s.end(ctx, destroy)
+}
+
+// drainTime bounds the last sweep for changed files.
+const drainTime = 20 * time.Second
+
+// end stops watching, tells what changed until now, and closes or destroys the
+// sandbox. Nothing that goes wrong on the way keeps it from being destroyed.
+func (s *session) end(ctx context.Context, destroy bool) error {
+	if s.watch != nil {
+		wctx, stop := context.WithTimeout(ctx, drainTime)
+		if err := s.watch.Stop(wctx); err != nil {
+			s.deps.Logger.Warn("the last changes of files may be missing", "error", s.box.red.Error(err))
+		}
+		stop()
+	}
+	destroy = s.def.users.leave(s.def.InstanceKey(s.key)) && destroy
+	if s.differ != nil && !destroy {
+		if err := s.differ.Close(ctx); err != nil {
+			s.deps.Logger.Debug("the differ left files behind", "error", s.box.red.Error(err))
+		}
+	}
+	ref := s.box.Ref()
+	err := s.box.Close()
+	if !destroy {
+		return err
+	}
+	done, derr := destroyInstance(ctx, s.deps, s.def, s.key, &ref)
+	if f := s.def.d.Hooks.OnDestroy; f != nil && done {
+		s.guard("OnDestroy", "", func() { f(ctx) })
+	}
+	return errors.Join(err, derr)
+}

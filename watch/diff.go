@@ -1,0 +1,392 @@
+package watch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/aisandbox-go/aisandbox/internal/sh"
+	"github.com/aisandbox-go/aisandbox/provider"
+)
+
+// DiffOptions of a [Differ]. The zero value works.
+type DiffOptions struct {
+	// Root is the directory, a real path inside the sandbox; empty is Handle.Root.
+	Root string
+
+	// MaxBytes is the largest file, and diff, that is shown; 0 is 1 MiB.
+	MaxBytes int64
+
+	// Redact is applied to every text that is returned; nil changes nothing.
+	Redact func(string) string
+
+	Logger *slog.Logger // nil discards
+}
+
+// Differ shows how files differ from what they were when it was made. Where the
+// directory is a git work tree, that state includes what was not committed, so
+// that only later edits are shown. What a Differ needs lies outside of the
+// repository, which it does not change.
+//
+// Files that usually hold secrets are never shown (see [Withheld]), nor is what
+// git ignores. Methods may be called concurrently; at most four work at a time.
+type Differ struct {
+	h    provider.Handle
+	o    DiffOptions
+	env  []string // where the index and the objects of the baseline are
+	tmp  string
+	tree string // of the baseline; empty: no git
+	head string
+	sem  chan struct{}
+}
+
+const defaultMaxBytes = 1 << 20
+
+// gitTimeout bounds one command of a Differ.
+const gitTimeout = 60 * time.Second
+
+// NewDiffer remembers the state of a directory. Where that can't be done, which is
+// logged, there is no baseline and every file counts as new. The error is that of
+// ctx only.
+func NewDiffer(ctx context.Context, h provider.Handle, o DiffOptions) (*Differ, error) {
+	if o.Root == "" {
+		o.Root = h.Root()
+	}
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = defaultMaxBytes
+	}
+	if o.Redact == nil {
+		o.Redact = func(s string) string { return s }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	d := &Differ{h: h, o: o, sem: make(chan struct{}, 4)}
+	if err := d.baseline(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		d.tree, d.head = "", ""
+		o.Logger.Debug("there is no git baseline; every changed file counts as new", "root", o.Root, "reason", d.text(err.Error()))
+	}
+	return d, nil
+}
+
+// baselineScript makes an index of its own, with everything that is not ignored,
+// and writes its tree. New objects go to a directory of its own, too. It prints
+// that directory, the real object directory, the commit and the tree. Copies of an
+// index keep its time: git compares whole seconds, and takes a file for unchanged
+// that is older than the index.
+const baselineScript = `set -e
+[ "$(git rev-parse --is-inside-work-tree)" = true ]
+O=$(git rev-parse --git-path objects); case $O in /*) ;; *) O=$PWD/$O ;; esac
+I=$(git rev-parse --git-path index)
+T=$(mktemp -d "${TMPDIR:-/tmp}/aisandbox-diff-XXXXXX")
+trap 'rm -rf "$T"' EXIT
+mkdir "$T/objects"
+if [ -f "$I" ]; then cp -p "$I" "$T/index"; fi
+export GIT_INDEX_FILE="$T/index" GIT_OBJECT_DIRECTORY="$T/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$O"
+git add -A -- . >/dev/null 2>&1 || git add -A --ignore-errors -- . >/dev/null 2>&1 || :
+W=$(git write-tree)
+H=$(git rev-parse --verify --quiet HEAD || :)
+trap - EXIT
+printf '%s\n%s\n%s\n%s\n' "$T" "$O" "$H" "$W"`
+
+// gitEnv keeps git from asking, and from programs and settings of the image that
+// would change a diff.
+func gitEnv() []string {
+	return []string{
+		"GIT_TERMINAL_PROMPT=0", "GIT_OPTIONAL_LOCKS=0", "LC_ALL=C",
+		"GIT_CONFIG_COUNT=3",
+		"GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*",
+		"GIT_CONFIG_KEY_1=core.quotepath", "GIT_CONFIG_VALUE_1=off",
+		"GIT_CONFIG_KEY_2=core.fsmonitor", "GIT_CONFIG_VALUE_2=false",
+	}
+}
+
+func (d *Differ) baseline(ctx context.Context) error {
+	d.env = gitEnv()
+	out, err := d.run(ctx, 64<<10, provider.Shell(baselineScript)...)
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(string(out), "\n")
+	if len(lines) != 5 || lines[3] == "" {
+		return fmt.Errorf("unexpected output %q", out)
+	}
+	d.tmp, d.head, d.tree = lines[0], lines[2], lines[3]
+	d.env = append(d.env, "GIT_INDEX_FILE="+d.tmp+"/index", "GIT_OBJECT_DIRECTORY="+d.tmp+"/objects",
+		"GIT_ALTERNATE_OBJECT_DIRECTORIES="+lines[1])
+	return nil
+}
+
+// Head is the commit at the baseline; empty where there was none.
+func (d *Differ) Head() string { return d.head }
+
+// Close removes what the Differ keeps in the sandbox.
+func (d *Differ) Close(ctx context.Context) error {
+	if d.tmp == "" {
+		return nil
+	}
+	_, err := d.run(ctx, 1<<10, "rm", "-rf", "--", d.tmp)
+	return err
+}
+
+// runError is a command that ended badly.
+type runError struct {
+	exit provider.Exit
+	text string
+}
+
+func (e *runError) Error() string { return strings.TrimSpace(e.exit.String() + ": " + e.text) }
+
+var errTooLarge = errors.New("too large")
+
+// run runs a command in the root and returns its output, of at most max bytes;
+// when it is longer, the beginning and errTooLarge.
+func (d *Differ) run(ctx context.Context, max int64, argv ...string) ([]byte, error) {
+	ctx, stop := context.WithTimeoutCause(ctx, gitTimeout, errors.New("no answer"))
+	defer stop()
+	select {
+	case d.sem <- struct{}{}:
+		defer func() { <-d.sem }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	out, errb := &limited{max: int(max)}, &limited{max: 4 << 10}
+	p, err := d.h.Start(ctx, provider.Cmd{Argv: argv, Dir: d.o.Root, Env: d.env, Stdout: out, Stderr: errb})
+	if err != nil {
+		return nil, err
+	}
+	exit, err := p.Wait()
+	switch {
+	case err != nil:
+		return nil, err
+	case exit != (provider.Exit{}):
+		return out.buf, &runError{exit, string(errb.buf)}
+	case out.over:
+		return out.buf, errTooLarge
+	}
+	return out.buf, nil
+}
+
+func (d *Differ) git(ctx context.Context, args ...string) ([]byte, error) {
+	return d.run(ctx, d.o.MaxBytes, append([]string{"git", "--literal-pathspecs"}, args...)...)
+}
+
+func (d *Differ) diffArgs(more ...string) []string {
+	return append([]string{"diff", "--no-ext-diff", "--no-textconv", "--no-color"}, more...)
+}
+
+// rel returns name relative to the root.
+func (d *Differ) rel(name string) (string, error) {
+	clean := path.Clean(name)
+	if !path.IsAbs(clean) {
+		clean = path.Join(d.o.Root, clean)
+	}
+	rest, ok := strings.CutPrefix(clean, strings.TrimSuffix(d.o.Root, "/")+"/")
+	if !ok || rest == "" || strings.ContainsRune(name, 0) {
+		return "", fmt.Errorf("watch: %q is not below %s: %w", name, d.o.Root, provider.ErrInvalid)
+	}
+	return rest, nil
+}
+
+// text makes bytes fit to be shown.
+func (d *Differ) text(s string) string {
+	return d.o.Redact(strings.ToValidUTF8(s, "�"))
+}
+
+// Before returns what the file was at the baseline; empty when it was not there.
+func (d *Differ) Before(ctx context.Context, name string) (string, error) {
+	rel, err := d.rel(name)
+	if err != nil || d.tree == "" || Withheld(rel) {
+		return "", err
+	}
+	out, err := d.git(ctx, "cat-file", "blob", d.tree+":"+rel)
+	var re *runError
+	if errors.As(err, &re) {
+		return "", nil // it was not there
+	}
+	return d.content(out, err)
+}
+
+// After returns what the file is now; empty when it is gone, or no regular file.
+func (d *Differ) After(ctx context.Context, name string) (string, error) {
+	rel, err := d.rel(name)
+	if err != nil || Withheld(rel) {
+		return "", err
+	}
+	out, gone, err := d.read(ctx, rel)
+	if gone {
+		return "", nil
+	}
+	return d.content(out, err)
+}
+
+// read reads a file of the work tree without following a link.
+func (d *Differ) read(ctx context.Context, rel string) (out []byte, gone bool, err error) {
+	q := sh.Quote("./" + rel)
+	out, err = d.run(ctx, d.o.MaxBytes, provider.Shell("if [ -h "+q+" ]; then printf %s \"$(readlink "+q+")\"; elif [ -f "+q+" ]; then exec cat "+q+"; else exit 44; fi")...)
+	var re *runError
+	if errors.As(err, &re) && re.exit.Code == 44 {
+		return nil, true, nil
+	}
+	return out, false, err
+}
+
+func (d *Differ) content(out []byte, err error) (string, error) {
+	switch {
+	case errors.Is(err, errTooLarge):
+		return "", nil
+	case err != nil:
+		return "", err
+	case binary(out):
+		return "", nil
+	}
+	return d.text(string(out)), nil
+}
+
+// binary says whether b is no text, as git judges.
+func binary(b []byte) bool { return bytes.IndexByte(b[:min(len(b), 8<<10)], 0) >= 0 }
+
+// Diff returns how the file differs from the baseline, as a unified diff; empty
+// when it doesn't, and when its content is withheld.
+func (d *Differ) Diff(ctx context.Context, name string) (string, error) {
+	rel, err := d.rel(name)
+	if err != nil || Withheld(rel) {
+		return "", err
+	}
+	if d.tree == "" {
+		return d.added(ctx, rel)
+	}
+	out, err := d.git(ctx, d.diffArgs(d.tree, "--", rel)...)
+	switch {
+	case errors.Is(err, errTooLarge):
+		return fmt.Sprintf("diff --git a/%s b/%s\nDiff of more than %d bytes left out\n", rel, rel, d.o.MaxBytes), nil
+	case err != nil:
+		return "", err
+	case len(out) > 0:
+		return d.text(string(out)), nil
+	}
+	// Unchanged, or not known to git. What is known at the baseline is unchanged.
+	if _, err := d.git(ctx, "cat-file", "-e", d.tree+":"+rel); err == nil {
+		return "", nil
+	} else if !isExit(err) {
+		return "", err
+	}
+	switch ignored, err := d.ignored(ctx, rel); {
+	case err != nil:
+		return "", err // nothing is shown rather than too much
+	case ignored:
+		return "", nil
+	}
+	return d.added(ctx, rel)
+}
+
+func isExit(err error) bool {
+	var re *runError
+	return errors.As(err, &re)
+}
+
+func (d *Differ) ignored(ctx context.Context, rel string) (bool, error) {
+	_, err := d.run(ctx, 1<<10, "git", "check-ignore", "-q", "--", rel)
+	var re *runError
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.As(err, &re) && re.exit.Code == 1:
+		return false, nil
+	}
+	return false, err
+}
+
+// added is the diff of a file that was not there.
+func (d *Differ) added(ctx context.Context, rel string) (string, error) {
+	out, gone, err := d.read(ctx, rel)
+	head := fmt.Sprintf("diff --git a/%s b/%s\nnew file mode 100644\n", rel, rel)
+	switch {
+	case gone:
+		return "", nil
+	case errors.Is(err, errTooLarge):
+		return head + fmt.Sprintf("File of more than %d bytes left out\n", d.o.MaxBytes), nil
+	case err != nil:
+		return "", err
+	case binary(out) || !utf8.Valid(out):
+		return head + fmt.Sprintf("Binary files /dev/null and b/%s differ\n", rel), nil
+	case len(out) == 0:
+		return head, nil
+	}
+	text := d.text(string(out))
+	lines := strings.SplitAfter(text, "\n")
+	noEnd := lines[len(lines)-1] != ""
+	if !noEnd {
+		lines = lines[:len(lines)-1]
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s--- /dev/null\n+++ b/%s\n@@ -0,0 +1,%d @@\n", head, rel, len(lines))
+	for _, l := range lines {
+		b.WriteString("+" + l)
+	}
+	if noEnd {
+		b.WriteString("\n\\ No newline at end of file\n")
+	}
+	return b.String(), nil
+}
+
+// treeScript puts everything that is not ignored into a copy of the index and
+// prints its tree.
+const treeScript = `set -e
+N="$GIT_INDEX_FILE.$$"; trap 'rm -f "$N"' EXIT
+cp -p "$GIT_INDEX_FILE" "$N"
+GIT_INDEX_FILE=$N; export GIT_INDEX_FILE
+git add -A -- . >/dev/null 2>&1 || git add -A --ignore-errors -- . >/dev/null 2>&1 || :
+git write-tree`
+
+// Tree returns how the whole directory differs from the baseline, new files
+// included; empty without git. A diff longer than max bytes is cut at the end of a
+// line; 0 is MaxBytes of the options.
+func (d *Differ) Tree(ctx context.Context, max int64) (diff string, truncated bool, err error) {
+	if d.tree == "" {
+		return "", false, nil
+	}
+	if max <= 0 {
+		max = d.o.MaxBytes
+	}
+	now, err := d.run(ctx, 1<<10, provider.Shell(treeScript)...)
+	if err != nil {
+		return "", false, err
+	}
+	args := append([]string{"git"}, d.diffArgs(d.tree, strings.TrimSpace(string(now)), "--", ".")...)
+	for _, p := range withheldGlobs {
+		args = append(args, ":(exclude,glob,icase)**/"+p)
+	}
+	out, err := d.run(ctx, max, args...)
+	if errors.Is(err, errTooLarge) {
+		truncated, err = true, nil
+		out = out[:bytes.LastIndexByte(out, '\n')+1]
+	}
+	if err != nil {
+		return "", false, err
+	}
+	return d.text(string(out)), truncated, nil
+}
+
+// withheldGlobs are the names of files that usually hold secrets (spec 05 §15.3).
+var withheldGlobs = []string{".env*", "*.pem", "id_*", ".npmrc", ".netrc"}
+
+// Withheld says whether the content of a file is never shown, by its name.
+func Withheld(name string) bool {
+	base := strings.ToLower(path.Base(name))
+	for _, g := range withheldGlobs {
+		if ok, _ := path.Match(g, base); ok {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,179 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/aisandbox-go/aisandbox/provider"
+)
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func git(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com"}, args...)...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_NOSYSTEM=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("git %v: %v\n%s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func differ(t *testing.T, h provider.Handle, o DiffOptions) *Differ {
+	t.Helper()
+	d, err := NewDiffer(t.Context(), h, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func TestDiffer(t *testing.T) {
+	h := newHandle(t)
+	root := h.Root()
+	git(t, root, "init", "-q", "-b", "main")
+	put(t, root, map[string]string{
+		"a": "one\n", "same": "s\n", "dirty": "committed\n", "gone": "g\n", ".gitignore": "ignored\n", "bin": "\x00\x01", "evil": "e\n", ".env": "K=1\n",
+	})
+	git(t, root, "add", "-Af")
+	git(t, root, "commit", "-qm", "first")
+	put(t, root, map[string]string{"dirty": "of the user\n", "untracked": "of the user\n", "ignored": "old\n", "staged": "of the user\n"})
+	git(t, root, "add", "staged")
+	index, _ := os.ReadFile(root + "/.git/index")
+	status := git(t, root, "status", "--porcelain", "--untracked-files=all")
+	objects := git(t, root, "count-objects")
+	git(t, root, "config", "diff.evil.command", "touch "+root+"/pwned")
+	git(t, root, "config", "diff.evil.textconv", "touch "+root+"/pwned")
+	git(t, root, "config", "core.fsmonitor", "touch "+root+"/pwned")
+	put(t, root, map[string]string{".git/info/attributes": "evil diff=evil\n"})
+
+	d := differ(t, h, DiffOptions{Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2", "[secret]") }})
+	if now, _ := os.ReadFile(root + "/.git/index"); string(now) != string(index) {
+		t.Error("the repository's index changed")
+	}
+	if now := git(t, root, "-c", "core.fsmonitor=false", "count-objects"); now != objects {
+		t.Errorf("objects %s, were %s", now, objects)
+	}
+	if now := git(t, root, "-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=all"); now != status {
+		t.Errorf("status %s, was %s", now, status)
+	}
+	if d.Head() != git(t, root, "rev-parse", "HEAD") {
+		t.Error("head", d.Head())
+	}
+	if err := os.Remove(root + "/pwned"); err == nil {
+		t.Log("the tests' own git ran the monitor")
+	}
+
+	put(t, root, map[string]string{
+		"a": "two\n", "dirty": "of the user\nand the agent\n", "untracked": "of the agent\n", "new file": "n\nhunter2", "empty": "", "ignored": "new\n",
+		"bin": "\x00\x02", "newbin": "\x00", "evil": "f\n", ".env": "K=2\n", "sub/.env.local": "K=2\n", ":(top)x": "magic\n", "big": strings.Repeat("x\n", 1<<20),
+	})
+	if err := os.Remove(root + "/gone"); err != nil {
+		t.Fatal(err)
+	}
+	type texts struct{ before, after, diff string }
+	for name, want := range map[string]texts{
+		"a":              {"one\n", "two\n", "@@ -1 +1 @@\n-one\n+two\n"},
+		"same":           {"s\n", "s\n", ""},
+		"dirty":          {"of the user\n", "of the user\nand the agent\n", "@@ -1 +1,2 @@\n of the user\n+and the agent\n"},
+		"untracked":      {"of the user\n", "of the agent\n", "@@ -1 +1 @@\n-of the user\n+of the agent\n"},
+		"staged":         {"of the user\n", "of the user\n", ""},
+		"gone":           {"g\n", "", "@@ -1 +0,0 @@\n-g\n"},
+		"new file":       {"", "n\n[secret]", "--- /dev/null\n+++ b/new file\n@@ -0,0 +1,2 @@\n+n\n+[secret]\n\\ No newline at end of file\n"},
+		"empty":          {"", "", "diff --git a/empty b/empty\nnew file mode 100644\n"},
+		"ignored":        {"", "new\n", ""},
+		"bin":            {"", "", "Binary files a/bin and b/bin differ\n"},
+		"newbin":         {"", "", "Binary files /dev/null and b/newbin differ\n"},
+		"evil":           {"e\n", "f\n", "@@ -1 +1 @@\n-e\n+f\n"},
+		".env":           {"", "", ""},
+		"sub/.env.local": {"", "", ""},
+		":(top)x":        {"", "magic\n", "@@ -0,0 +1,1 @@\n+magic\n"},
+		"big":            {"", "", "File of more than 1048576 bytes left out\n"},
+		"missing":        {"", "", ""},
+	} {
+		before, err1 := d.Before(t.Context(), root+"/"+name)
+		after, err2 := d.After(t.Context(), name)
+		diff, err3 := d.Diff(t.Context(), name)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if before != want.before || after != want.after || !strings.HasSuffix(diff, want.diff) || want.diff == "" && diff != "" {
+			t.Errorf("%s: before %q, after %q, diff:\n%s\nwant %q", name, before, after, diff, want)
+		}
+	}
+	if _, err := d.Diff(t.Context(), "../x"); !errors.Is(err, provider.ErrInvalid) {
+		t.Error(err)
+	}
+
+	if err := os.Remove(root + "/big"); err != nil {
+		t.Fatal(err)
+	}
+	diff, cut, err := d.Tree(t.Context(), 0)
+	if err != nil || cut {
+		t.Fatal(err, cut)
+	}
+	for _, want := range []string{"+two\n", "+and the agent\n", "+of the agent\n", "b/new file", "+[secret]", "-g\n"} {
+		if !strings.Contains(diff, want) {
+			t.Errorf("%q is missing in\n%s", want, diff)
+		}
+	}
+	for _, bad := range []string{"+of the user", "K=", "hunter2", ".env", "ignored"} {
+		if strings.Contains(diff, bad) {
+			t.Errorf("%q is in\n%s", bad, diff)
+		}
+	}
+	if short, cut, err := d.Tree(t.Context(), 200); err != nil || !cut || len(short) > 200 || !strings.HasSuffix(short, "\n") {
+		t.Errorf("%q %v %v", short, cut, err)
+	}
+	if _, err := os.Stat(root + "/pwned"); err == nil {
+		t.Error("a program that the repository names was run")
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(d.tmp); err == nil {
+		t.Error("files are left behind")
+	}
+}
+
+func TestDifferNoCommit(t *testing.T) {
+	h := newHandle(t)
+	git(t, h.Root(), "init", "-q")
+	put(t, h.Root(), map[string]string{"old": "1\n"})
+	d := differ(t, h, DiffOptions{})
+	put(t, h.Root(), map[string]string{"new": "2\n"})
+	diff, _, err := d.Tree(t.Context(), 0)
+	if err != nil || !strings.Contains(diff, "+2") || strings.Contains(diff, "+1\n") || d.Head() != "" {
+		t.Errorf("%q, %v", diff, err)
+	}
+}
+
+func TestDifferWithoutGit(t *testing.T) {
+	h := newHandle(t)
+	put(t, h.Root(), map[string]string{"x": "1\n", ".env": "K=1"})
+	d := differ(t, h, DiffOptions{})
+	for name, want := range map[string]string{
+		"x": "diff --git a/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n@@ -0,0 +1,1 @@\n+1\n", "gone": "", ".env": "",
+	} {
+		got, err := d.Diff(t.Context(), filepath.Join(h.Root(), name))
+		if got != want || err != nil {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	if diff, _, err := d.Tree(t.Context(), 0); diff != "" || err != nil {
+		t.Error(diff, err)
+	}
+}
