@@ -68,6 +68,7 @@ func newHunt(t *testing.T, secrets map[string]string) *hunt {
 		add("HEX", strings.ToUpper(hex.EncodeToString([]byte(v))))
 		add("query escaped", url.QueryEscape(v))
 		add("path escaped", url.PathEscape(v))
+		add("quoted", gnuQuoted(t, v))
 		var percent strings.Builder
 		for _, c := range []byte(v) {
 			fmt.Fprintf(&percent, "%%%02x", c)
@@ -92,6 +93,19 @@ func newHunt(t *testing.T, secrets map[string]string) *hunt {
 		}
 	}
 	return h
+}
+
+// gnuQuoted is s as the tools of the C locale quote a file's name in an error.
+func gnuQuoted(t *testing.T, s string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "cat", "/no/"+s)
+	cmd.Env = []string{"LC_ALL=C", "PATH=" + os.Getenv("PATH")}
+	out, err := cmd.CombinedOutput()
+	q, ok := strings.CutPrefix(strings.TrimSpace(string(out)), "cat: ")
+	if q, _, ok = strings.Cut(q, ": No such file"); err == nil || !ok {
+		t.Fatalf("cat says %q", out)
+	}
+	return strings.TrimPrefix(strings.Trim(q, "'"), "/no/")
 }
 
 // look searches one place.
@@ -749,9 +763,19 @@ func gitServer(t *testing.T, container bool, token string) string {
 // dockerBridge is the address of this host on the network of containers.
 func dockerBridge(t *testing.T) string {
 	t.Helper()
-	ip := strings.TrimSpace(string(run(t, "docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")))
-	if net.ParseIP(ip) == nil {
-		t.Fatalf("the gateway of Docker's network is %q", ip)
+	ifc, err := net.InterfaceByName("docker0")
+	if err != nil {
+		t.Fatalf("the bridge of Docker's network: %v", err)
 	}
-	return ip
+	addrs, err := ifc.Addrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil {
+			return n.IP.String()
+		}
+	}
+	t.Fatalf("the bridge of Docker's network has the addresses %v", addrs)
+	return ""
 }

@@ -234,6 +234,14 @@ func TestEmitRefuses(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
+	// While there is room a done context is no reason to lose an event: who tears
+	// down has one.
+	q := start(t, chat.Request{Adapter: says(finished)})
+	for range 64 {
+		if err := q.Emit(ctx, custom("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if got := collect(t, r); len(got) < 257 {
 		t.Errorf("%d events", len(got))
 	}

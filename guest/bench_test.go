@@ -71,10 +71,10 @@ func BenchmarkOpen(b *testing.B) {
 func BenchmarkOutput(b *testing.B) {
 	attach, _, _ := daemon(b)
 	g := attach()
-	const size = 64 << 20
+	const size = 16 << 20
 	b.SetBytes(size)
 	for b.Loop() {
-		p, err := g.Start(context.Background(), provider.Cmd{Argv: []string{"head", "-c", "67108864", "/dev/zero"}, Stdout: io.Discard})
+		p, err := g.Start(context.Background(), provider.Cmd{Argv: []string{"head", "-c", "16777216", "/dev/zero"}, Stdout: io.Discard})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -126,7 +126,7 @@ func (a *adapter) Stream(ctx context.Context, r *chat.Run) iter.Seq2[chat.Item, 
 			yield(chat.Item{}, fmt.Errorf("%s: no sandbox: put sandbox.With(…) into Request.Use", a.Name()))
 			return
 		}
-		t := &turn{a: a, run: r, sb: sb, scrubs: []*scrubber{newScrubber(sb.Redactor())}, yield: func(ev event.Event) bool { return yield(chat.Item{Event: ev}, nil) }}
+		t := &turn{a: a, run: r, sb: sb, yield: func(ev event.Event) bool { return yield(chat.Item{Event: ev}, nil) }}
 		err := t.stream(ctx)
 		if cerr := t.close(ctx); err == nil {
 			err = cerr
@@ -145,7 +145,6 @@ type turn struct {
 	yield func(event.Event) bool
 
 	own     *secret.Redactor // of the CLI's secrets
-	scrubs  []*scrubber
 	private string
 	tunnels []*tunnel
 	gone    bool // the consumer stopped
@@ -241,7 +240,7 @@ func (t *turn) hide(p Plan) error {
 		return nil
 	}
 	t.run.Redact(func(ev event.Event) event.Event { return sandbox.RedactEvent(t.own, ev) })
-	t.scrubs = append(t.scrubs, newScrubber(t.own))
+	t.run.RedactText(func(w io.Writer) io.WriteCloser { return t.own.Writer(w) })
 	return nil
 }
 
@@ -378,18 +377,8 @@ func (t *turn) finish(ctx context.Context, evs []event.Event) error {
 }
 
 func (t *turn) emit(ev event.Event) bool {
-	evs := []event.Event{ev}
-	for _, s := range t.scrubs {
-		var next []event.Event
-		for _, ev := range evs {
-			next = append(next, s.scrub(ev)...)
-		}
-		evs = next
-	}
-	for _, ev := range evs {
-		if !t.gone && !t.yield(ev) {
-			t.gone = true
-		}
+	if !t.gone && !t.yield(ev) {
+		t.gone = true
 	}
 	return !t.gone
 }

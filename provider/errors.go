@@ -8,15 +8,22 @@ import (
 
 // States of a backend that callers branch on. Backends wrap them.
 var (
-	ErrNotFound            = errors.New("sandbox not found")     // gone for good
-	ErrUnavailable         = errors.New("backend unavailable")   // can't be asked now; says nothing about the sandbox
-	ErrConflict            = errors.New("sandbox name is taken") // by something that is not ours
-	ErrInvalid             = errors.New("invalid argument")
-	ErrNoSpace             = errors.New("no space left")
-	ErrImageNotFound       = errors.New("image not found")
-	ErrAlreadyLaunched     = errors.New("already launched")
-	ErrUnsupportedPlatform = fmt.Errorf("platform: %w", errors.ErrUnsupported)
+	ErrNotFound            error = &state{"sandbox_not_found", "sandbox not found"}     // gone for good
+	ErrUnavailable         error = &state{"backend_unavailable", "backend unavailable"} // can't be asked now; says nothing about the sandbox
+	ErrConflict            error = &state{"sandbox_conflict", "sandbox name is taken"}  // by something that is not ours
+	ErrInvalid             error = &state{"invalid_input", "invalid argument"}
+	ErrNoSpace             error = &state{"no_space", "no space left"}
+	ErrImageNotFound       error = &state{"image_not_found", "image not found"}
+	ErrAlreadyLaunched     error = &state{"already_launched", "already launched"}
+	ErrUnsupportedPlatform       = fmt.Errorf("platform: %w", errors.ErrUnsupported)
 )
+
+type state struct{ code, text string }
+
+func (s *state) Error() string { return s.text }
+
+// Code is stable; it is the code of a RUN_ERROR.
+func (s *state) Code() string { return s.code }
 
 // UnsupportedError says that a backend lacks an optional capability. It is
 // errors.ErrUnsupported.
@@ -34,6 +41,9 @@ func (e *UnsupportedError) Error() string {
 	return s
 }
 
+// Code is "unsupported".
+func (e *UnsupportedError) Code() string { return "unsupported" }
+
 // Is makes the error errors.ErrUnsupported.
 func (e *UnsupportedError) Is(target error) bool { return target == errors.ErrUnsupported }
 
@@ -48,6 +58,9 @@ type OptionError struct {
 func (e *OptionError) Error() string {
 	return fmt.Sprintf("%s: option %s = %q: %s", e.Provider, e.Option, e.Value, e.Cure)
 }
+
+// Code is "invalid_input".
+func (e *OptionError) Code() string { return "invalid_input" }
 
 // Is makes the error [ErrInvalid].
 func (e *OptionError) Is(target error) bool { return target == ErrInvalid }

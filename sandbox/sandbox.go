@@ -150,21 +150,23 @@ func beneath(root, name string) (string, bool) {
 func (s *Sandbox) Real(name string) (string, error) {
 	real, ok, err := s.resolve(name)
 	if err == nil && !ok {
-		err = &PathError{name, "is outside of " + s.root}
+		err = s.pathError(name, "is outside of "+s.root)
 	}
 	return real, err
 }
+
+func (s *Sandbox) pathError(name, why string) error { return &PathError{s.red.String(name), why} }
 
 // resolve maps name; ok is false for an absolute path that has nothing to do with
 // the workspace.
 func (s *Sandbox) resolve(name string) (real string, ok bool, err error) {
 	if strings.IndexByte(name, 0) >= 0 {
-		return "", false, &PathError{name, "holds NUL"}
+		return "", false, s.pathError(name, "holds NUL")
 	}
 	if !path.IsAbs(name) {
 		real = path.Join(s.real, name)
 		if _, in := beneath(s.real, real); !in {
-			return "", false, &PathError{name, "is outside of " + s.root}
+			return "", false, s.pathError(name, "is outside of "+s.root)
 		}
 		return real, true, nil
 	}
@@ -178,7 +180,7 @@ func (s *Sandbox) resolve(name string) (real string, ok bool, err error) {
 	// or an attack, never a path of its own (spec 01 §26, 106).
 	for _, m := range s.mounts() {
 		if strings.HasPrefix(name, m.virtual+"/") {
-			return "", false, &PathError{name, "leads out of " + m.virtual}
+			return "", false, s.pathError(name, "leads out of "+m.virtual)
 		}
 	}
 	return clean, false, nil

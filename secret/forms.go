@@ -50,7 +50,10 @@ func forms(value string) []string {
 		add(strings.ReplaceAll(value, "'", `'\''`))
 		add(strings.ReplaceAll(value, "'", `'"'"'`))
 	}
-	for _, f := range []string{url.QueryEscape(value), url.PathEscape(value), percent(value)} {
+	for _, f := range []string{octal(value, ``, ``), octal(strings.ReplaceAll(value, "'", `'\''`), `'$'`, `''`), cQuoted(value)} {
+		add(f)
+	}
+	for _, f := range []string{url.QueryEscape(value), url.PathEscape(value), percent(value, false), percent(value, true)} {
 		add(f)
 		add(lowerPercent(f))
 	}
@@ -90,13 +93,49 @@ func jsonForms(s string) []string {
 	return out
 }
 
-// percent escapes every byte but letters and digits, as the strictest encoders do.
-func percent(s string) string {
+// cQuoted is s as git quotes the names of files.
+func cQuoted(s string) string {
+	return octal(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s), ``, ``)
+}
+
+// octal writes the bytes that are no printable ASCII as \303, as C and the GNU
+// tools do in a locale that does not have them; each run of them stands between
+// open and end.
+func octal(s, open, end string) string {
+	var b strings.Builder
+	in := false
+	for i := range len(s) {
+		c := s[i]
+		plain := c >= ' ' && c < 0x7f
+		switch {
+		case !plain && !in:
+			b.WriteString(open)
+		case plain && in:
+			b.WriteString(end)
+		}
+		if in = !plain; plain {
+			b.WriteByte(c)
+			continue
+		}
+		b.WriteByte('\\')
+		b.WriteByte('0' + c>>6)
+		b.WriteByte('0' + c>>3&7)
+		b.WriteByte('0' + c&7)
+	}
+	if in {
+		b.WriteString(end)
+	}
+	return b.String()
+}
+
+// percent escapes every byte, or, as the strictest encoders do, every byte but
+// letters and digits.
+func percent(s string, all bool) string {
 	const digits = "0123456789ABCDEF"
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
 		c := s[i]
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' {
+		if !all && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9') {
 			b.WriteByte(c)
 			continue
 		}

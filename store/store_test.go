@@ -153,6 +153,36 @@ func TestHoldTellsOfALoss(t *testing.T) {
 	}
 }
 
+// flaky is a Leaser that can't be reached every other time.
+type flaky struct {
+	store.Leaser
+	n *int
+}
+
+func (f flaky) Renew(ctx context.Context, l store.Lease, ttl time.Duration) (store.Lease, error) {
+	if *f.n++; *f.n%2 == 0 {
+		return store.Lease{}, store.ErrUnavailable
+	}
+	return f.Leaser.Renew(ctx, l, ttl)
+}
+
+func TestHoldOutlastsOneFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New(memstore.Options{})
+		held, release, err := store.Hold(t.Context(), flaky{s.Leases, new(int)}, "k", "a", 3*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if held.Err() != nil {
+			t.Error(context.Cause(held))
+		}
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The work under a lease may have to clean up after its context is done: nobody
 // else gets in before it gave the lease back.
 func TestHoldOutlivesItsContext(t *testing.T) {

@@ -275,6 +275,9 @@ func (e *StepError) Error() string {
 // Unwrap returns Err.
 func (e *StepError) Unwrap() error { return e.Err }
 
+// Code is "setup_failed".
+func (e *StepError) Code() string { return "setup_failed" }
+
 // FieldError says which field of a workspace can't be used, and what to do.
 type FieldError struct {
 	Field string // such as "source.url"
@@ -285,6 +288,9 @@ type FieldError struct {
 func (e *FieldError) Error() string {
 	return fmt.Sprintf("workspace: %s = %q: %s", e.Field, e.Value, e.Cure)
 }
+
+// Code is "invalid_input".
+func (e *FieldError) Code() string { return "invalid_input" }
 
 // ErrInvalid is what every [FieldError] is.
 var ErrInvalid = errors.New("workspace: invalid")

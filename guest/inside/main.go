@@ -255,12 +255,18 @@ func mainInit(args []string, hooked bool) error {
 	if *readyFd >= 0 {
 		_ = unix.Close(*readyFd)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
+	// An engine ends a sandbox with SIGTERM. Everything else comes from inside, and
+	// so may SIGTERM where the socket is inherited: there whoever made the sandbox
+	// ends it for good.
+	sigs := make(chan os.Signal, 8)
+	signal.Notify(sigs)
 	go func() {
-		<-ctx.Done()
-		endAll()
-		os.Exit(exitOK)
+		for sig := range sigs {
+			if sig == syscall.SIGTERM && *socket != "" {
+				endAll()
+				os.Exit(exitOK)
+			}
+		}
 	}()
 	for {
 		conn, err := ln.Accept()

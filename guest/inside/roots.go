@@ -192,5 +192,12 @@ func named(op, name string, err error) error {
 	if reason.Error() == "path escapes from parent" {
 		reason = errOutside
 	}
+	// What lies below a file can't exist (spec 05 §12, F13).
+	if reason == syscall.ENOTDIR && (op == "lstat" || op == "open" || op == "readlink") {
+		reason = errBelowFile
+	}
 	return &fs.PathError{Op: op, Path: name, Err: reason}
 }
+
+// errBelowFile is fs.ErrNotExist and says why.
+var errBelowFile = fmt.Errorf("%w: a parent is no directory (%w)", fs.ErrNotExist, syscall.ENOTDIR)

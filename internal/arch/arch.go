@@ -47,7 +47,7 @@ var table = []struct {
 	{"workspace", rule{[]string{"secret"}, none}},
 
 	{"provider", rule{none, none}},
-	{"provider/providertest", rule{[]string{"provider"}, none}},
+	{"provider/providertest", rule{[]string{"provider"}, []string{"github.com/google/go-cmp"}}},
 	{"provider/…", rule{[]string{"provider"}, nil}},
 
 	{"guest", rule{[]string{"provider", "guest/inside", "journal/frame"}, guestThird}},

@@ -237,7 +237,12 @@ func (s *selector) soleOwner(e entry) bool {
 	if r == nil {
 		return false
 	}
-	for _, q := range r.running() {
+	// A child that is being forked shows our environment, which has no mark, and is
+	// not yet known: wait until it is.
+	r.forks.Lock()
+	running := r.running()
+	r.forks.Unlock()
+	for _, q := range running {
 		if q.pid == e.pid {
 			return false // no orphan but a child of ours
 		}

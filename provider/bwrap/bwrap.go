@@ -392,7 +392,7 @@ func (b *bwrap) create(ctx context.Context, spec provider.Spec) (provider.Handle
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	default:
-		if err := d.Claim(key, 0o700); err != nil {
+		if err = d.Claim(key, 0o700); err != nil {
 			return nil, err
 		}
 		if spec.Init != nil {

@@ -17,7 +17,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/aisandbox-go/aisandbox/internal/proc"
 	"github.com/aisandbox-go/aisandbox/internal/statedir"
@@ -121,7 +120,8 @@ type process struct {
 	ran   bool // the command itself was executed, and ended with code
 }
 
-// follow reads what the launcher reports.
+// follow reads what the launcher reports. The launcher keeps the descriptor to
+// itself, so the end comes with its own.
 func (p *process) follow(status *os.File) {
 	defer close(p.read)
 	defer status.Close()
@@ -130,17 +130,6 @@ func (p *process) follow(status *os.File) {
 	defer func() {
 		if !known {
 			close(p.known)
-		}
-	}()
-	// Processes that outlive the launcher may hold the pipe, so its end is no sign;
-	// the launcher's own end is.
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
-		select {
-		case <-p.Process.Done():
-			_ = status.SetReadDeadline(time.Now()) // what was written is read before
-		case <-stop:
 		}
 	}()
 	for {

@@ -33,7 +33,8 @@ import (
 //     enforces, which children inherit whatever they do, and which only the
 //     superuser of the host can raise again. killScript finds the tree by it.
 //   - It says in the output when the command starts and how it ended; stream.go says
-//     why. It knows the nonce in halves, so that a listing of processes holds no
+//     why. It says so in both streams, because their order among each other is lost
+//     on the way. It knows the nonce in halves, so that a listing of processes holds no
 //     marker. A command that left the pipe non-blocking makes it try again.
 //   - It outlives signals to its group, to report the command's end. That is why the
 //     subshell that becomes the command says that it started: from then on no signal
@@ -44,7 +45,7 @@ const wrapScript = `aisbx_a=$1 aisbx_b=$2 aisbx_m=$3 aisbx_d=$4 aisbx_h=$5 aisbx
 shift 7
 exec 3>&2 2>/dev/null
 trap : HUP INT QUIT ABRT PIPE ALRM TERM USR1 USR2
-aisbx_say() {
+aisbx_put() {
 	aisbx_n=0
 	until printf '\376%s%s%s' "$aisbx_a" "$aisbx_b" "$1"; do
 		aisbx_n=$((aisbx_n + 1))
@@ -52,15 +53,14 @@ aisbx_say() {
 		sleep 0.05 || sleep 1
 	done
 }
+aisbx_say() { aisbx_put "$1"; [ "$aisbx_r" ] || aisbx_put "$1" >&3; }
 cd "$aisbx_d" || { aisbx_say D001; exit 1; }
 [ "$aisbx_h" ] && { [ -d "$HOME" ] && [ -w "$HOME" ] || export HOME="$aisbx_h"; }
 [ "$aisbx_r" ] && stty rows "$aisbx_r" cols "$aisbx_c"
 if ulimit -m "$aisbx_m"; then aisbx_s=S000; else aisbx_s=E000; fi
 (aisbx_say $aisbx_s; unset OLDPWD; exec "$@" 2>&3 3>&-)
 aisbx_e=$((1000 + $?))
-aisbx_e=X${aisbx_e#1}
-aisbx_say "$aisbx_e"
-[ "$aisbx_r" ] || aisbx_say "$aisbx_e" >&3
+aisbx_say X${aisbx_e#1}
 exit 0
 `
 
@@ -282,44 +282,46 @@ func asText(script string, args, env []string) (string, []string, []string) {
 func (p *process) read(cmd provider.Cmd, early *bytes.Buffer) {
 	defer close(p.done)
 	defer p.conn.Close()
-	code, ends, want := -1, 0, 2
+	code, badDir := -1, false
+	starts, ends, streams := 0, 0, 2
 	if p.tty {
-		want = 1
-	}
-	begun, badDir := false, false
-	var out, errOut *scanner
-	found := func(payload string) {
-		n, err := strconv.Atoi(payload[1:])
-		if err != nil {
-			return
-		}
-		switch payload[0] {
-		case 'S', 'E':
-			if !begun {
-				begun = true
-				p.marked = payload[0] == 'S' && !p.h.noMark
-				out.w, errOut.w = cmd.Stdout, cmd.Stderr
-				close(p.started)
-			}
-		case 'D':
-			badDir = true
-			ends = want
-		case 'X':
-			code = n
-			ends++
-		}
+		streams = 1
 	}
 	prefix := append([]byte{markerLead}, p.nonce...)
 	first := &limited{w: early, n: 4 << 10} // what comes before the wrapper is the engine's complaint
-	out = &scanner{prefix: prefix, w: first, found: found}
-	errOut = &scanner{prefix: prefix, w: first, found: found}
+	scan := func(w io.Writer) *scanner {
+		s := &scanner{prefix: prefix, w: first}
+		s.found = func(payload string) {
+			n, err := strconv.Atoi(payload[1:])
+			if err != nil {
+				return
+			}
+			switch payload[0] {
+			case 'S', 'E':
+				s.w = w
+				if starts++; starts == streams {
+					p.marked = payload[0] == 'S' && !p.h.noMark
+					close(p.started)
+				}
+			case 'D':
+				badDir = true
+				ends++
+			case 'X':
+				code = n
+				s.w = nil // what follows is a stranger's
+				ends++
+			}
+		}
+		return s
+	}
+	out, errOut := scan(cmd.Stdout), scan(cmd.Stderr)
 	src := &patientReader{
 		conn:    p.conn.Conn,
 		src:     p.conn.Reader,
 		waiting: func() bool { return len(out.held)+len(errOut.held) > 0 },
 		idle:    func() { out.flush(); errOut.flush() },
 	}
-	err := demux(newReader(src), p.tty, out, errOut, func() bool { return ends >= want })
+	err := demux(newReader(src), p.tty, out, errOut, func() bool { return ends >= streams })
 	out.flush()
 	errOut.flush()
 
@@ -330,7 +332,7 @@ func (p *process) read(cmd provider.Cmd, early *bytes.Buffer) {
 	case code >= 0:
 		p.exit = exitOf(code)
 		err = nil
-	case !begun:
+	case starts < streams:
 		p.err = err
 		return
 	default:

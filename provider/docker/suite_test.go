@@ -25,6 +25,7 @@ func TestProvider(t *testing.T) {
 				Slow: 4,
 				// Every command is an exec of the engine's, which takes one at a time.
 				Parallel: 60, BigOutput: 256 << 20,
+				Skip: map[string]string{"S13": "the engine carries both streams of an exec on one connection, so one that is not read holds the other back; the guest has no such limit"},
 			})
 		})
 		t.Run("guest "+user, func(t *testing.T) {

@@ -89,9 +89,15 @@ var portCases = []testCase{
 		l.Close()
 		port := portOf(t, u)
 		r, _ := provider.As[provider.HostReacher](b.h)
-		again, u2, err := r.ListenInside(b.ctx, port)
-		if err != nil {
-			t.Fatal(err)
+		var again net.Listener
+		var u2 string
+		b.eventually(5*time.Second, "the port is free again", func() bool {
+			var err error
+			again, u2, err = r.ListenInside(b.ctx, port)
+			return err == nil
+		})
+		if again == nil {
+			return
 		}
 		defer again.Close()
 		if u2 != u {

@@ -123,6 +123,10 @@ func TestRetention(t *testing.T) {
 			if got := known(t, s); got != "new" {
 				t.Errorf("known: %s", got)
 			}
+			time.Sleep(5 * time.Minute)
+			if _, created, err := s.Runs.Create(t.Context(), store.NewRun{ID: "new", Thread: store.Thread{ID: "t"}}); err != nil || !created {
+				t.Errorf("a forgotten id: created %v, %v", created, err)
+			}
 			for _, err := range s.Log.Read(t.Context(), "old", "") {
 				if store.Code(err, "") != "not_found" {
 					t.Errorf("a forgotten run: %v", err)
