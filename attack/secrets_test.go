@@ -46,6 +46,8 @@ type hunt struct {
 	t       *testing.T
 	needles []needle
 
+	seen map[string]bool // command lines; of the one who watches
+
 	mu    sync.Mutex
 	found map[string]bool
 }
@@ -58,7 +60,7 @@ type needle struct {
 
 // newHunt makes the forms of each secret, by name.
 func newHunt(t *testing.T, secrets map[string]string) *hunt {
-	h := &hunt{t: t, found: map[string]bool{}}
+	h := &hunt{t: t, seen: map[string]bool{}, found: map[string]bool{}}
 	for name, v := range secrets {
 		add := func(form, text string) {
 			h.needles = append(h.needles, needle{name, form, []byte(text)})
@@ -129,15 +131,18 @@ func (h *hunt) report() {
 	}
 }
 
-// processes searches the command lines of this machine, where those of all
+// processes searches the new command lines of this machine, where those of all
 // sandboxes are to be seen. Environments are not searched: what a process gets
 // it can read, and so can root.
 func (h *hunt) processes() {
 	names, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, n := range names {
 		b, _ := os.ReadFile(n)
-		h.look("a command line", b)
-		h.look("a command line", bytes.ReplaceAll(b, []byte{0}, []byte{' '}))
+		if h.seen[string(b)] {
+			continue
+		}
+		h.seen[string(b)] = true
+		h.look("the command line of "+string(b[:max(0, bytes.IndexByte(b, 0))]), bytes.ReplaceAll(b, []byte{0}, []byte{' '}))
 	}
 }
 
@@ -267,6 +272,7 @@ func (h *hunt) archive(r io.Reader, depth int) (layers int, err error) {
 		}
 		h.look("a name in a layer", []byte(hd.Name))
 		switch {
+		case depth == 0 && hd.Size > 100<<20: // the image of all tests, older than any secret
 		case depth == 0 && strings.HasSuffix(hd.Name, ".tar"):
 			if _, err := h.archive(tr, 1); err != nil {
 				return layers, fmt.Errorf("%s: %w", hd.Name, err)
@@ -456,6 +462,19 @@ func (s *scene) turn(a chat.Adapter) []event.Event {
 	return evs
 }
 
+// said is a stream as its viewers see it.
+func said(evs []event.Event) string {
+	var b strings.Builder
+	for _, ev := range evs {
+		j, err := event.Encode(ev)
+		if err != nil {
+			j = []byte(err.Error())
+		}
+		b.Write(append(j, '\n'))
+	}
+	return b.String()
+}
+
 // outside searches everything outside of the agent's own files. skip are files
 // below the state directory that are the agent's own.
 func (s *scene) outside(skip ...string) {
@@ -503,9 +522,10 @@ func script(t *testing.T, yaml string) chat.Adapter {
 	return scripted.Text(scripted.Options{Script: sc})
 }
 
+// isolated are the places where a secret is worth hiding, one of each backend.
 func isolated() (out []place) {
 	for _, pl := range places {
-		if pl.isolates {
+		if pl.isolates && pl.name != "docker as root" {
 			out = append(out, pl)
 		}
 	}
@@ -566,7 +586,6 @@ var leak = []string{
 	`echo "token: $TOKEN" >&2; exit 3`,
 	`echo "$TOKEN" > leak.txt; git add leak.txt; git diff --cached`,
 	`printf '%s' "$TOKEN" | base64 > leak.b64`,
-	`: > "$TOKEN.name"`,
 	`env; printf '{"t":"%s"}' "$(printf %s "$TOKEN" | sed 's/"/\\"/g')"`,
 	`set -x; true "$TOKEN"`,
 }
@@ -594,8 +613,18 @@ func TestSecretsOfLeakingAgent(t *testing.T) {
 					yaml += fmt.Sprintf("- say: %q\n- run: %q\n- write: {path: made.txt, content: %q}\n", v, "true "+shQuote(v), v)
 				}
 				evs := s.turn(script(t, yaml))
-				if !strings.Contains(fmt.Sprint(evs), "[secret:TOKEN]") {
-					t.Errorf("nothing was hidden, so nothing was tried: %v", evs)
+				if !strings.Contains(said(evs), "[secret:TOKEN]") {
+					t.Errorf("nothing was hidden, so nothing was tried:\n%s", said(evs))
+				}
+				s.outside(ownFiles...)
+				s.report()
+			})
+			t.Run("a file's name", func(t *testing.T) {
+				s := newScene(t, pl)
+				s.argv = true // of a git in the sandbox that is asked about that file
+				evs := s.turn(script(t, "steps:\n- run: ': > \"$TOKEN\"; mkdir \"d$TOKEN\"; : > \"d$TOKEN/x\"; git add -A; git status; ls'\n- run: 'mv \"$TOKEN\" \"$(printf %s \"$TOKEN\" | od -An -v -tx1 | tr -d \" \\n\")\"'\n"))
+				if !strings.Contains(said(evs), "/workspace/[secret:TOKEN]") {
+					t.Errorf("no event of the file:\n%s", said(evs))
 				}
 				s.outside(ownFiles...)
 				s.report()
@@ -613,12 +642,102 @@ func TestSecretsOfLeakingAgent(t *testing.T) {
 					{Type: modeltest.ToolUse, Name: "Write", Input: map[string]any{"file_path": "/workspace/w.txt", "content": s.token + s.git + s.key}, Pieces: 17},
 				}}, modeltest.Say("It is ", s.key[:7], s.key[7:]))
 				evs := s.turn(s.model(turns...))
-				if !strings.Contains(fmt.Sprint(evs), "[secret:TOKEN]") {
-					t.Errorf("nothing was hidden, so nothing was tried: %v", evs)
+				if !strings.Contains(said(evs), "[secret:TOKEN]") {
+					t.Errorf("nothing was hidden, so nothing was tried:\n%s", said(evs))
 				}
 				s.outside(ownFiles...)
 				s.report()
 			})
+		})
+	}
+}
+
+// TestSecretsWithoutGuest: where commands do the guest's work, secrets are in no
+// command line, and in nothing that an engine keeps of a command.
+func TestSecretsWithoutGuest(t *testing.T) {
+	for _, pl := range isolated() {
+		t.Run(pl.name, func(t *testing.T) {
+			s := newScene(t, pl, `test "${#TOKEN}" -gt 20`, `printf %s "$TOKEN" | wc -c`)
+			s.deps.NoGuest = true
+			container := s.def.Provider().Name() == "docker"
+			since := time.Now().Add(-time.Second)
+			stop := s.watch()
+			sb, _, err := sandbox.Ensure(t.Context(), s.deps, s.def, s.thing)
+			if err != nil {
+				stop()
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = sb.Close() })
+			if got := sh(t, sb, "printenv TOKEN; git log --format=%s"); got != s.token+"\nthree" {
+				t.Errorf("the sandbox has %q", got)
+			}
+			if err := sb.WriteFile(t.Context(), "f", []byte("x"), 0o600); err != nil {
+				t.Error(err)
+			}
+			stop()
+			if container {
+				id := sb.Ref().ID
+				s.look("docker inspect", run(t, "docker", "inspect", id))
+				s.look("docker logs", run(t, "docker", "logs", id))
+				until := fmt.Sprint(time.Now().Add(time.Second).Unix())
+				events := run(t, "docker", "events", "--since", fmt.Sprint(since.Unix()), "--until", until, "--filter", "container="+id, "--format", "{{json .}}")
+				if !bytes.Contains(events, []byte("exec_create")) {
+					t.Errorf("docker events: %s", events)
+				}
+				s.look("docker events", events)
+			}
+			s.outside()
+			s.report()
+		})
+	}
+}
+
+// TestSecretsOfCommand: what the built command prints, at its most talkative.
+func TestSecretsOfCommand(t *testing.T) {
+	bin := testenv.Command(t)
+	for _, pl := range []string{"local", "bwrap", "docker"} {
+		t.Run(pl, func(t *testing.T) {
+			flags := []string{"--provider", pl}
+			switch pl {
+			case "bwrap":
+				testenv.Bwrap(t)
+			case "docker":
+				testenv.Docker(t)
+				flags = append(flags, "--image", testenv.Image)
+			}
+			token, key, dir := newSecret(), "sk-"+rand.Text(), shortDir(t)
+			h := newHunt(t, map[string]string{"token": token, "API key": key})
+			yaml := filepath.Join(dir, "s.yaml")
+			text := "steps:\n- run: 'echo \"$TOKEN\"; printf %s \"$TOKEN\" | base64 -w0; echo \"$TOKEN\" > leak.txt'\n- crash: 3\n"
+			if err := os.WriteFile(yaml, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			do := func(code int, args ...string) {
+				t.Helper()
+				cmd := exec.CommandContext(t.Context(), bin, args...)
+				cmd.Dir = dir
+				cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "XDG_STATE_HOME=" + dir + "/state", "XDG_CACHE_HOME=" + dir + "/cache",
+					"DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "TOKEN=" + token, "ANTHROPIC_API_KEY=" + key}
+				out, err := cmd.CombinedOutput()
+				if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != code {
+					t.Errorf("%q: %v: %s", args, err, out)
+				}
+				h.look("what "+args[0]+" prints", out)
+			}
+			stop := h.watch()
+			secret := append([]string{"--secret", "TOKEN", "--repo", ""}, flags...)
+			for _, format := range []string{"--json", "--json=false"} {
+				do(1, append([]string{"run", "-v", format, "--script", yaml}, append(secret, "go")...)...)
+				do(3, append([]string{"run", "-v", format, "--script", yaml, "--setup", `echo "$TOKEN"; printf %s "$TOKEN" | base64 -w0; exit 7`}, append(secret, "go")...)...)
+			}
+			do(127, append([]string{"exec", "-v"}, append(secret, "--", "no-such-program")...)...)
+			do(0, "doctor", "-v")
+			do(0, "doctor", "--json")
+			stop()
+			// A value in the wrong place is in the command line, and in nothing else.
+			do(2, append([]string{"run", "-v", "--repo", "", "--secret", "TOKEN=" + token}, append(flags, "go")...)...)
+			h.tree("files that are left", dir)
+			h.report()
 		})
 	}
 }

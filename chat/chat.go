@@ -44,8 +44,21 @@ type Request struct {
 	Definition string
 	Input      json.RawMessage
 
-	// Exclusive refuses a durable run while its thread has a running one.
+	// Exclusive refuses a durable run while its thread has more running ones than
+	// Queue. Who allows any must make them wait, in a Setup.
 	Exclusive bool
+	Queue     int
+
+	// Attach takes over a durable run that exists and that nobody drives: Start
+	// claims it, the adapter starts over from the beginning of the agent's journal
+	// and starts no second agent, and what the log has already is not written
+	// again. Everything else must be as in the Request that started the run; RunID
+	// and ThreadID are required.
+	Attach bool
+
+	// Reaper, with Attach, also takes over a run whose cancel is requested, in order
+	// to end its agent.
+	Reaper bool
 
 	// Timeout ends the run with ErrBudget. 0: none.
 	Timeout time.Duration
@@ -146,6 +159,13 @@ type Durability struct {
 
 	Owner string        // this host's name; empty: made up for each run
 	Lease time.Duration // 0: store.DefaultLease
+
+	// Keeper renews the claims of all of a host's runs together; nil: each run
+	// renews its own.
+	Keeper *Keeper
+
+	// Presence is told of the readers of this host's Runs; nil: nobody is.
+	Presence *Presence
 }
 
 // Durable is a middleware that does nothing but make runs durable.

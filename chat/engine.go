@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,16 +24,23 @@ func (r *Run) drive(w *writer) {
 	defer close(r.done)
 	began := time.Now()
 
-	var aside sync.WaitGroup
-	if r.durable != nil {
-		kctx, stop := context.WithCancel(context.WithoutCancel(r.ctx))
-		aside.Go(func() { r.renew(kctx) })
-		aside.Go(func() { r.listen(kctx) })
-		defer func() { stop(); aside.Wait() }()
-	}
+	// What shall end the agent of a run that was taken over waits until the agent
+	// can be reached.
+	armed := func() {}
 	if r.req.Timeout > 0 {
-		t := time.AfterFunc(r.req.Timeout, func() { r.cancel(ErrBudget) })
-		defer t.Stop()
+		var t *time.Timer
+		armed = func() { t = time.AfterFunc(r.req.Timeout, func() { r.cancel(ErrBudget) }) }
+		defer func() {
+			if t != nil {
+				t.Stop()
+			}
+		}()
+	}
+	if r.durable != nil {
+		defer r.watchClaim()()
+	}
+	if r.ready == nil {
+		armed()
 	}
 	stream, stop := context.WithCancelCause(r.ctx)
 	defer stop(errEnough)
@@ -43,10 +51,17 @@ func (r *Run) drive(w *writer) {
 
 	ready, err := r.setup()
 	failed := false
+	if err != nil && r.ready != nil && r.ctx.Err() == nil {
+		err = r.unreached(err)
+	}
 	if err == nil {
+		if r.ready != nil {
+			close(r.ready)
+			armed()
+		}
 		failed, err = r.stream(stream)
 	}
-	h := r.sync(msg{})
+	h := r.sync(msg{settle: true})
 	o, off := r.decide(h, failed, err)
 	o.Duration, o.Err = time.Since(began), r.hide(o.Err)
 	if err := r.teardown(ready, o); err != nil {
@@ -67,6 +82,7 @@ func (r *Run) drive(w *writer) {
 
 	r.outcome = r.finish(w, o, off)
 	r.outcome.Duration = time.Since(began)
+	r.afterEnd()
 	if r.outcome.Err != nil {
 		r.log.Info("run ended", keyOutcome, string(r.outcome.Kind), keyError, r.outcome.Err)
 	} else {
@@ -120,6 +136,9 @@ func (r *Run) stream(ctx context.Context) (failed bool, err error) {
 
 // decide says how the run ends. Off belongs to a terminal of the adapter.
 func (r *Run) decide(h held, failed bool, err error) (o Outcome, off int64) {
+	if _, ok := h.terminal.(event.RunFinished); h.short != nil && h.err == nil && err == nil && (ok || r.ctx.Err() == nil) {
+		h.err = h.short
+	}
 	if h.err != nil {
 		// It stopped the adapter, so whatever that said of it is no news.
 		err, failed, h.terminal = h.err, false, nil
@@ -137,6 +156,8 @@ func (r *Run) decide(h held, failed bool, err error) (o Outcome, off int64) {
 		return Outcome{Kind: Failed, Err: &AgentError{Message: rerr.Message, ErrCode: rerr.Code}, Terminal: rerr}, h.off
 	case errors.Is(cause, ErrDetached), errors.Is(cause, ErrShutdown):
 		return Outcome{Kind: Detached, Err: cause}, 0
+	case cause == nil && errors.Is(err, ErrDetached):
+		return Outcome{Kind: Detached, Err: err}, 0
 	case errors.Is(cause, ErrBudget):
 		return Outcome{Kind: Failed, Err: cause, Terminal: r.terminal(cause, h.terminal)}, 0
 	case cause != nil:
@@ -237,6 +258,8 @@ func (r *Run) finish(w *writer, o Outcome, off int64) Outcome {
 	exit := r.exit
 	r.mu.Unlock()
 	f := store.Final{Exit: exit}
+	var diverged *DivergedError
+	f.JournalHold = errors.As(o.Err, &diverged)
 	if exit != nil && exit.Verified {
 		f.Pos = &store.Pos{Off: exit.Off}
 	}
@@ -289,32 +312,63 @@ func (r *Run) sync(m msg) held {
 	return <-m.reply
 }
 
-// renew keeps the claim until ctx is done.
-func (r *Run) renew(ctx context.Context) {
-	ttl := cmp.Or(r.durable.Lease, store.DefaultLease)
-	t := time.NewTicker(ttl / 3)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
+// afterEnd calls what waits for the run's end.
+func (r *Run) afterEnd() {
+	r.mu.Lock()
+	after := r.after
+	r.mu.Unlock()
+	for _, f := range slices.Backward(after) {
+		ctx, stop := context.WithTimeout(context.WithoutCancel(r.ctx), r.req.Cleanup)
+		if err := safely("AfterEnd", func() error { f(ctx, r.outcome); return nil }); err != nil {
+			r.log.Error("after the end", keyError, r.clean(err))
 		}
-		rctx, stop := context.WithTimeout(ctx, ttl/3)
-		lost, canceled, err := r.runs.Renew(rctx, []store.ClaimRef{r.claim.Ref()}, ttl)
 		stop()
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			// The log is the fence: a claim that really is lost shows at the next append.
-			r.log.Warn("renew the claim", keyError, err)
-		case len(lost) > 0:
-			r.lost(ctx)
-			return
-		case len(canceled) > 0:
-			r.cancel(&CanceledError{Reason: "requested"})
+	}
+}
+
+// unreached is what an error of a Setup means for a run that was taken over: its
+// agent may be at work, so that only a sandbox that is gone ends the run.
+func (r *Run) unreached(err error) error {
+	if !errors.Is(err, ErrLost) {
+		if errors.Is(err, ErrDetached) {
+			return err
 		}
+		return fmt.Errorf("%w: %w", ErrDetached, err)
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(r.ctx), opTimeout)
+	defer stop()
+	if rec, gerr := r.runs.Get(ctx, r.req.RunID); gerr == nil && !rec.CancelAt.IsZero() {
+		r.cancel(&CanceledError{Reason: rec.CancelReason}) // what was to be ended is gone
+	}
+	return err
+}
+
+// watchClaim renews the claim and listens for a cancel, until release is called.
+func (r *Run) watchClaim() (release func()) {
+	ctx, stop := context.WithCancel(context.WithoutCancel(r.ctx))
+	var aside sync.WaitGroup
+	aside.Go(func() { r.listen(ctx) })
+	kept := r.keeper.keep(r.claim, r.claimed,
+		func() { aside.Go(func() { r.lost(ctx) }) },
+		func() {
+			if r.reached() {
+				r.cancel(&CanceledError{Reason: "requested"})
+			}
+		})
+	return func() { kept(); stop(); aside.Wait() }
+}
+
+// reached says that a cancel can end the agent: it is this host's, or its sandbox
+// was resumed.
+func (r *Run) reached() bool {
+	if r.ready == nil {
+		return true
+	}
+	select {
+	case <-r.ready:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -334,6 +388,13 @@ func (r *Run) listen(ctx context.Context) {
 		reason, err := r.runs.WaitCancel(ctx, r.req.RunID)
 		switch {
 		case err == nil:
+			if r.ready != nil {
+				select {
+				case <-r.ready:
+				case <-ctx.Done():
+					return
+				}
+			}
 			r.cancel(&CanceledError{Reason: reason})
 			return
 		case ctx.Err() != nil, errors.Is(err, store.ErrSealed), errors.Is(err, store.ErrNotFound):

@@ -24,6 +24,11 @@ var (
 	ErrShutdown error = &coded{"shutdown", "this host is shutting down"}
 )
 
+// ErrLost: what the agent of a run that was taken over worked in is gone for good,
+// and the agent with it. A Setup says so; any other error of a Setup leaves such a
+// run open, since its agent may be well.
+var ErrLost error = &coded{"sandbox_lost", "what the run worked in is gone"}
+
 var (
 	// ErrEnded: the run has ended, or is about to, so that nothing can be added.
 	ErrEnded error = &coded{"run_ended", "the run has ended"}
@@ -37,6 +42,20 @@ var (
 	ErrDurableThreadIDRequired error = &coded{"durable_thread_id_required",
 		"attaching to a durable run needs Request.ThreadID, the one that the run was started with"}
 )
+
+// AttachError: the run can't be taken over, because nothing keeps what its agent
+// says: starting over would run the agent a second time.
+type AttachError struct {
+	Adapter string
+	Reason  string
+}
+
+func (e *AttachError) Error() string {
+	return fmt.Sprintf("chat: a run of adapter %q can't be taken over: %s", e.Adapter, e.Reason)
+}
+
+// Code is "durable_attach_not_supported".
+func (e *AttachError) Code() string { return "durable_attach_not_supported" }
 
 type coded struct{ code, text string }
 

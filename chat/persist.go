@@ -41,6 +41,11 @@ func Persist(messages store.Messages, interrupts store.Interrupts) Middleware {
 		Name: "persist", Provides: []AnyToken{PendingTurn},
 		Setup: func(ctx context.Context, r *Run) error {
 			save := func(ctx context.Context) {
+				// A driver that slept while another one finished the thread must not put it back.
+				if err := r.Confirm(ctx); err != nil {
+					r.log.Warn("the user's turn is not stored", keyError, err)
+					return
+				}
 				if err := messages.Save(ctx, r.Thread(), r.Request().Messages); err != nil {
 					r.log.Warn("store the user's turn", keyError, err)
 				}
@@ -77,6 +82,9 @@ func Persist(messages store.Messages, interrupts store.Interrupts) Middleware {
 					}
 				})
 				return nil
+			}
+			if err := r.Confirm(ctx); err != nil {
+				return err
 			}
 			if len(asked) > 0 && interrupts != nil {
 				if err := interrupts.Put(ctx, asked); err != nil {

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/aisandbox-go/aisandbox/event"
@@ -27,6 +28,11 @@ type Run struct {
 	durable *Durability // nil: the log is in memory
 	joined  bool        // somebody else started it: this Run only reads
 	claim   store.Claim // set before the driver starts
+	claimed time.Time   // when it was asked for
+	keeper  *Keeper     // of a durable run
+
+	replaying atomic.Bool
+	ready     chan struct{} // closed after the Setups of a run that was taken over
 
 	values struct {
 		sync.Mutex
@@ -45,6 +51,7 @@ type Run struct {
 	redactors []func(event.Event) event.Event
 	filters   []func(io.Writer) io.WriteCloser
 	finals    []func(*store.Final)
+	after     []func(context.Context, Outcome)
 	exit      *store.Exit
 	story     transcript
 
@@ -124,6 +131,17 @@ func (r *Run) OnFinish(f func(*store.Final)) {
 	r.finals = append(r.finals, f)
 }
 
+// AfterEnd adds a function that the driver calls, in reverse order, when the run's
+// end is stored, or when it is sure that this host will not end it: with what has
+// become of it. What only the run's record keeps from being lost, a journal or a
+// sandbox, is removed here and not before. ctx is a clean-up context. The log is
+// closed by then.
+func (r *Run) AfterEnd(f func(ctx context.Context, o Outcome)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.after = append(r.after, f)
+}
+
 // Exited tells the driver how the agent's process ended, as verified in the
 // journal. For adapters whose runs are journaled; the last call counts.
 func (r *Run) Exited(e store.Exit) {
@@ -163,6 +181,9 @@ func (r *Run) Entries(ctx context.Context, after event.Offset) iter.Seq2[event.E
 		if r.begin() {
 			defer r.leave(ctx)
 		}
+		if r.durable != nil && r.durable.Presence != nil {
+			defer r.durable.Presence.Enter(r.req.RunID)()
+		}
 		for e, err := range r.events.Read(ctx, r.req.RunID, after) {
 			if !yield(e, err) || err != nil {
 				return
@@ -193,7 +214,9 @@ func (r *Run) Wait(ctx context.Context) (Outcome, error) {
 // Cancel asks for the end of the run, on whatever host it is driven. It doesn't
 // wait for it. A run that has ended is no error.
 func (r *Run) Cancel(reason string) error {
-	if !r.joined {
+	// A run that was taken over hears of it by way of the store, when it can reach
+	// its agent.
+	if !r.joined && !r.Attached() {
 		r.cancel(&CanceledError{Reason: reason})
 	}
 	if r.durable == nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/aisandbox-go/aisandbox/event"
+	"github.com/aisandbox-go/aisandbox/internal/failpoint"
 	"github.com/aisandbox-go/aisandbox/store"
 )
 
@@ -29,6 +30,8 @@ type msg struct {
 	ready int // with set: how many middlewares see events from now on
 	set   bool
 
+	settle bool // the stream has ended, and a replay with it
+
 	reply chan held // not nil: log everything before, then answer
 }
 
@@ -37,6 +40,7 @@ type held struct {
 	terminal event.Event // of the adapter, as the hooks left it
 	off      int64
 	err      error // of a hook or of the store
+	short    error // the replay ended before it was through
 }
 
 // writer is the one that writes a run's log. It belongs to one goroutine at a
@@ -53,19 +57,27 @@ type writer struct {
 	held    held
 	dead    bool // nothing can be written any more
 
+	replay  *replay // of a run that was taken over
+	repeats bool    // what is put now came from an item that the log may have
+	own     bool    // what is put now is a live event of the adapter itself
+
 	// stop ends the adapter's stream.
 	stop context.CancelCauseFunc
 }
 
 func newWriter(r *Run) *writer {
 	w := &writer{r: r, texts: pieces{run: r}, mark: store.NoPos, stop: func(error) {}}
-	w.guard = event.NewGuard(event.GuardOptions{
-		RunID: r.req.RunID, ThreadID: r.req.ThreadID,
+	w.guard = w.newGuard()
+	return w
+}
+
+func (w *writer) newGuard() *event.Guard {
+	return event.NewGuard(event.GuardOptions{
+		RunID: w.r.req.RunID, ThreadID: w.r.req.ThreadID,
 		Dropped: func(ev event.Event, why string) {
-			r.log.Debug("event dropped", keyType, string(ev.Type()), keyWhy, why)
+			w.r.log.Debug("event dropped", keyType, string(ev.Type()), keyWhy, why)
 		},
 	})
-	return w
 }
 
 // serve writes what comes through the queue until it is closed. Events that wait already are
@@ -93,6 +105,9 @@ func (w *writer) take(m msg) {
 		w.ready = m.ready
 	case m.ev != nil:
 		w.event(m)
+		w.catchUp()
+	case m.settle:
+		w.held.short = w.settle()
 	}
 	if m.reply != nil {
 		w.flush()
@@ -104,6 +119,17 @@ func (w *writer) take(m msg) {
 func (w *writer) event(m msg) {
 	if m.item && w.held.err != nil {
 		return // the stream is being stopped
+	}
+	if w.replay != nil {
+		w.catchUp()
+		if !m.item && !w.replay.done() {
+			w.replay.wait(m)
+			return
+		}
+		// What the hooks emit for an item that the log has is in the log, too.
+		w.repeats = m.item && m.off > 0 && !w.replay.done()
+		w.own = m.item && m.off == 0
+		defer func() { w.repeats, w.own = false, false }()
 	}
 	if m.off > 0 && m.off < w.mark.Off {
 		w.fail(fmt.Errorf("chat: adapter %q: an event at %d follows one at %d: offsets must not go back", w.r.req.Adapter.Name(), m.off, w.mark.Off))
@@ -122,6 +148,9 @@ func (w *writer) event(m msg) {
 	}
 	for _, ev := range evs {
 		w.pass(ev, m.off)
+	}
+	if w.repeats {
+		nested = nil
 	}
 	for i := 0; i < len(nested); i++ {
 		if i == maxNested {
@@ -225,7 +254,12 @@ func (w *writer) put(ev event.Event, off int64) {
 		}
 		w.mark.Idx++
 		pos, print := w.mark, event.Fingerprint(ev)
+		if w.replay != nil && (w.diverged() || w.meet(ev, pos, print[:])) {
+			return
+		}
 		e.Pos, e.Print = &pos, print[:]
+	} else if w.own && w.replay.known(ev) {
+		return
 	}
 	if len(w.pending) == 0 {
 		w.since = time.Now()
@@ -258,9 +292,11 @@ func (w *writer) flush() {
 
 // append writes the batch once.
 func (w *writer) append(ctx context.Context) error {
+	failpoint.Hit(failpoint.BeforeAppend, w.r.claim.Owner())
 	if _, err := w.r.events.Append(ctx, w.r.claim, store.Batch{No: w.batchNo + 1, Events: w.pending}); err != nil {
 		return err
 	}
+	failpoint.Hit(failpoint.AfterAppend, w.r.claim.Owner())
 	w.batchNo++
 	w.tell()
 	w.pending = nil
@@ -323,6 +359,7 @@ func (w *writer) finish(terminal event.Event, off int64, f store.Final) (event.E
 			w.r.log.Error("finish", keyError, w.r.clean(err))
 		}
 	}
+	failpoint.Hit(failpoint.BeforeFinish, w.r.claim.Owner())
 	err := w.patient(func(ctx context.Context) error {
 		_, err := w.r.events.Finish(ctx, w.r.claim, f)
 		return err
@@ -331,6 +368,7 @@ func (w *writer) finish(terminal event.Event, off int64, f store.Final) (event.E
 		w.die(err)
 		return nil, err
 	}
+	failpoint.Hit(failpoint.AfterFinish, w.r.claim.Owner())
 	return last, nil
 }
 

@@ -84,6 +84,9 @@ func (a *app) define(ctx context.Context, id string, b boxFlags, mounts []string
 	}
 	vals := map[string]string{}
 	for _, n := range b.secrets {
+		if name, _, ok := strings.Cut(n, "="); ok { // whose value must not be shown once more
+			return nil, &usageError{"--secret", name + "=…", "give the name alone: the value comes from the environment variable of that name"}
+		}
 		v := a.getenv(n)
 		if v == "" {
 			return nil, &usageError{"--secret", n, "is not set in the environment, or empty: export it first"}

@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/aisandbox-go/aisandbox/config"
+	"github.com/aisandbox-go/aisandbox/event"
+	"github.com/aisandbox-go/aisandbox/store"
 )
 
 // Main runs the command line of this process and returns its exit code.
@@ -44,6 +46,7 @@ type app struct {
 	err     io.Writer
 	getenv  func(string) string
 	verbose bool
+	printed bool // an event was printed
 }
 
 func (a *app) run(ctx context.Context, args []string) int {
@@ -70,10 +73,11 @@ command's own code through and uses 125, 126 and 127 as container tools do.`,
 	})
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "log what happens to stderr")
 	root.AddCommand(a.runCommand(), a.execCommand(), a.demoCommand(), a.replayCommand(), a.doctorCommand(), a.mockModelCommand())
-	err := root.ExecuteContext(ctx)
+	c, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
+	a.failure(c, err)
 	var ex *exitError
 	if !errors.As(err, &ex) || ex.Err != nil {
 		fmt.Fprintln(a.err, "aisandbox: "+printable(err.Error()))
@@ -82,6 +86,35 @@ command's own code through and uses 125, 126 and 127 as container tools do.`,
 		return exitUsage
 	}
 	return codeOf(err)
+}
+
+// eventStream annotates the commands that print a run's events.
+const eventStream = "events"
+
+// failure puts what kept a run from starting where its events would have been, so
+// that a program which reads them learns of it as of any other failure.
+func (a *app) failure(c *cobra.Command, err error) {
+	asJSON := c.Flags().Lookup("json")
+	if a.printed || c.Annotations[eventStream] == "" || asJSON == nil || asJSON.Value.String() != "true" {
+		return
+	}
+	code := "internal"
+	if codeOf(err) == exitUsage {
+		code = "invalid_input"
+	}
+	// It fails where nobody reads on, and then stderr has the error all the same.
+	_ = a.printEvent(event.RunError{Message: err.Error(), Code: store.Code(err, code)})
+}
+
+// printEvent prints an event as a line of JSON.
+func (a *app) printEvent(ev event.Event) error {
+	b, err := event.Encode(ev)
+	if err != nil {
+		return err
+	}
+	a.printed = true
+	_, err = a.out.Write(append(b, '\n'))
+	return err
 }
 
 // isUnknownCommand tells cobra's complaint about the command line, which has no

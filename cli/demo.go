@@ -27,6 +27,8 @@ var demoFiles embed.FS
 func (a *app) demoCommand() *cobra.Command {
 	f := runFlags{}
 	c := &cobra.Command{
+		Annotations: map[string]string{eventStream: "json"},
+
 		Use:   "demo",
 		Short: "Watch an agent find and mend a bug in a sandbox; needs no account and no network",
 		Args:  exactArgs(0, "no arguments"),

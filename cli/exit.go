@@ -43,6 +43,9 @@ type usageError struct {
 	Cure  string
 }
 
+// Code is the code of a RUN_ERROR.
+func (e *usageError) Code() string { return "invalid_input" }
+
 func (e *usageError) Error() string { return fmt.Sprintf("%s %q: %s", e.Field, e.Value, e.Cure) }
 
 // codeOf is the exit code for an error that a command returned.

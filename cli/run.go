@@ -37,6 +37,8 @@ type runFlags struct {
 func (a *app) runCommand() *cobra.Command {
 	var f runFlags
 	c := &cobra.Command{
+		Annotations: map[string]string{eventStream: "json"},
+
 		Use:   "run [flags] PROMPT",
 		Short: "Let an agent do one task on a repository, and show the diff",
 		Long: `run makes a sandbox with a copy of a repository, lets an agent work in it on the
@@ -217,12 +219,7 @@ func (a *app) follow(ctx context.Context, run *chat.Run, f runFlags) error {
 
 func (a *app) show(r *renderer, ev event.Event, asJSON bool) error {
 	if asJSON {
-		b, err := event.Encode(ev)
-		if err != nil {
-			return err
-		}
-		_, err = a.out.Write(append(b, '\n'))
-		return err
+		return a.printEvent(ev)
 	}
 	if ph, ok := event.CustomOf[event.SetupPhase](ev, event.NameWorkspaceSetup); ok {
 		if ph.Status == event.SetupDone {

@@ -33,7 +33,7 @@ type command struct {
 func newCommand(t *testing.T) *command {
 	t.Helper()
 	c := &command{t: t, bin: testenv.Command(t), dir: shortDir(t)}
-	for _, d := range []string{"home", "tmp", "cache"} {
+	for _, d := range []string{"home", "tmp", "cache", "files"} {
 		if err := os.Mkdir(filepath.Join(c.dir, d), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -139,7 +139,11 @@ func (c *command) left() []string {
 				return err
 			}
 			rel, err := filepath.Rel(c.dir, name)
-			// The directories of the backends and their locks stay.
+			// The directories of the backends stay, with their locks and their copies of
+			// the guest program.
+			if d.Name() == ".bin" {
+				return fs.SkipDir
+			}
 			if err == nil && strings.Count(rel, "/") > map[string]int{"state": 2, "tmp": 0}[sub] && !strings.HasPrefix(d.Name(), ".lock") {
 				found = append(found, rel)
 				if d.IsDir() {
@@ -199,7 +203,15 @@ func events(t *testing.T, out string) trace {
 // file writes a file that belongs to the test and returns its path.
 func (c *command) file(name, content string) string {
 	c.t.Helper()
-	name = filepath.Join(c.t.TempDir(), name)
+	// Where the user of a sandbox may look; a test's own directory is private.
+	dir, err := os.MkdirTemp(filepath.Join(c.dir, "files"), "")
+	if err == nil {
+		err = os.Chmod(dir, 0o755)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	name = filepath.Join(dir, name)
 	if err := os.WriteFile(name, []byte(content), 0o755); err != nil {
 		c.t.Fatal(err)
 	}

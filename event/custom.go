@@ -11,6 +11,7 @@ import (
 // below; make one with [NewCustom] and read one with [CustomOf].
 const (
 	NameRunAccepted        = "run.accepted"               // value {}
+	NameRunQueued          = "run.queued"                 // [RunQueued]
 	NameSandboxCreated     = "sandbox.created"            // [SandboxReady]
 	NameSandboxResumed     = "sandbox.resumed"            // [SandboxReady]
 	NameWorkspaceSetup     = "workspace.setup"            // [SetupPhase]
@@ -27,6 +28,10 @@ const (
 func SessionIDName(harness string) string { return harness + ".session-id" }
 
 type (
+	// RunQueued tells how many runs of the thread come first; 1 is the next one.
+	RunQueued struct {
+		Position int `json:"position"`
+	}
 	// SandboxReady names the sandbox that a run works in.
 	SandboxReady struct {
 		SandboxID string `json:"sandboxId"`

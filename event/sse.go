@@ -3,6 +3,7 @@ package event
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,13 +50,30 @@ func RequestOffset(r *http.Request) (after Offset, ok bool, err error) {
 // with 400), is an error, for the caller to log: the client gets a RUN_ERROR
 // without the reason. Headers that are set already stay as they are.
 func ServeSSE(w http.ResponseWriter, r *http.Request, src Source) error {
-	return serve(w, r, src, "text/event-stream", appendSSE, ": ping\n\n")
+	return ServeOptions{}.SSE(w, r, src)
 }
 
 // ServeNDJSON is [ServeSSE] with one JSON object per line (spec 07 §10.2): a
 // bare event, or {"id":…,"chunk":…} where it has an offset.
 func ServeNDJSON(w http.ResponseWriter, r *http.Request, src Source) error {
-	return serve(w, r, src, "application/x-ndjson", AppendNDJSON, "\n")
+	return ServeOptions{}.NDJSON(w, r, src)
+}
+
+// ServeOptions are the limits of a stream. The zero value is what [ServeSSE] and
+// [ServeNDJSON] use.
+type ServeOptions struct {
+	Heartbeat time.Duration // 0: [Heartbeat]
+	WriteTime time.Duration // that a client may take to accept a frame; 0: 1 min
+}
+
+// SSE is [ServeSSE] with these options.
+func (o ServeOptions) SSE(w http.ResponseWriter, r *http.Request, src Source) error {
+	return serve(w, r, src, o, "text/event-stream", appendSSE, ": ping\n\n")
+}
+
+// NDJSON is [ServeNDJSON] with these options.
+func (o ServeOptions) NDJSON(w http.ResponseWriter, r *http.Request, src Source) error {
+	return serve(w, r, src, o, "application/x-ndjson", AppendNDJSON, "\n")
 }
 
 func appendSSE(dst []byte, e Entry) ([]byte, error) {
@@ -97,7 +115,7 @@ func AppendNDJSON(dst []byte, e Entry) ([]byte, error) {
 // errReaderLeft is why a source is cancelled when writing to the client failed.
 var errReaderLeft = errors.New("event: the reader has left")
 
-func serve(w http.ResponseWriter, r *http.Request, src Source, mime string, frame func([]byte, Entry) ([]byte, error), beat string) error {
+func serve(w http.ResponseWriter, r *http.Request, src Source, o ServeOptions, mime string, frame func([]byte, Entry) ([]byte, error), beat string) error {
 	after, _, err := RequestOffset(r)
 	if err != nil {
 		http.Error(w, "Bad resume offset.", http.StatusBadRequest)
@@ -114,7 +132,8 @@ func serve(w http.ResponseWriter, r *http.Request, src Source, mime string, fram
 	w.WriteHeader(http.StatusOK)
 
 	ctx, cancel := context.WithCancelCause(r.Context())
-	out := &frames{w: w, rc: http.NewResponseController(w), left: func() { cancel(errReaderLeft) }}
+	out := &frames{w: w, rc: http.NewResponseController(w), left: func() { cancel(errReaderLeft) },
+		every: cmp.Or(o.Heartbeat, Heartbeat), patience: cmp.Or(o.WriteTime, writeTime)}
 	out.write([]byte(beat))
 	var wg sync.WaitGroup
 	wg.Go(func() { out.beats(ctx, beat) })
@@ -152,6 +171,8 @@ type frames struct {
 	left func()
 	last time.Time
 	bad  bool
+
+	every, patience time.Duration
 }
 
 func (f *frames) write(b []byte) bool {
@@ -166,7 +187,7 @@ func (f *frames) locked(b []byte) bool {
 	}
 	// In place of the server's own deadline, which would end the stream. Not all
 	// writers have one. Heartbeats renew it, since on HTTP/2 it ends idle streams too.
-	_ = f.rc.SetWriteDeadline(time.Now().Add(writeTime))
+	_ = f.rc.SetWriteDeadline(time.Now().Add(f.patience))
 	_, err := f.w.Write(b)
 	if err == nil {
 		if err = f.rc.Flush(); errors.Is(err, http.ErrNotSupported) {
@@ -182,9 +203,9 @@ func (f *frames) locked(b []byte) bool {
 	return true
 }
 
-// beats writes beat whenever nothing was written for [Heartbeat].
+// beats writes beat whenever nothing was written for a while.
 func (f *frames) beats(ctx context.Context, beat string) {
-	t := time.NewTimer(Heartbeat)
+	t := time.NewTimer(f.every)
 	defer t.Stop()
 	for {
 		select {
@@ -193,10 +214,10 @@ func (f *frames) beats(ctx context.Context, beat string) {
 		case <-t.C:
 		}
 		f.mu.Lock()
-		wait := Heartbeat - time.Since(f.last)
+		wait := f.every - time.Since(f.last)
 		if wait <= 0 {
 			f.locked([]byte(beat))
-			wait = Heartbeat
+			wait = f.every
 		}
 		f.mu.Unlock()
 		t.Reset(wait)

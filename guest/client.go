@@ -14,7 +14,8 @@ import (
 type client struct {
 	mux   *wire.Mux
 	facts wire.Facts
-	after func() // what ends with the connection; may be nil
+	after func()        // what ends with the connection; may be nil
+	why   func() string // how the guest's process ended; may be nil
 
 	mu        sync.Mutex
 	listeners map[string]*listener
@@ -51,6 +52,15 @@ func newClient(ctx context.Context, conn io.ReadWriteCloser, after func()) (*cli
 		}
 	}()
 	return c, nil
+}
+
+// reason says for a log why the connection ended.
+func (c *client) reason() string {
+	s := fmt.Sprint(c.mux.Err())
+	if c.why != nil {
+		s += "; " + c.why()
+	}
+	return s
 }
 
 func (c *client) dead() bool {

@@ -195,10 +195,12 @@ func (g *Handle) current() (*client, error) {
 		return nil, errClosed
 	}
 	if g.cur != nil && g.cur.dead() {
-		g.log.Warn("guest: connection lost", "sandbox", g.inner.Ref())
 		old := g.cur
 		g.cur = nil
-		go old.close()
+		go func() {
+			g.log.Warn("guest: connection lost", "sandbox", g.inner.Ref(), "reason", old.reason())
+			old.close()
+		}()
 	}
 	return g.cur, nil
 }

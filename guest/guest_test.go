@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -84,7 +85,7 @@ func shortDir(t testing.TB) string {
 
 func options(t testing.TB) Options {
 	state := shortDir(t)
-	return Options{Private: filepath.Join(state, "private"), JournalDir: filepath.Join(state, "runs")}
+	return Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), Private: filepath.Join(state, "private"), JournalDir: filepath.Join(state, "runs")}
 }
 
 // serving attaches to a guest on a pipe.

@@ -79,6 +79,16 @@ func (g *Handle) start(ctx context.Context) (*client, error) {
 	}
 	c, err := newClient(ctx, &pipes{outR, inW}, after)
 	if err == nil {
+		c.why = func() string {
+			t := time.NewTimer(time.Second)
+			defer t.Stop()
+			select {
+			case <-ended:
+				return strings.TrimSpace(fmt.Sprintf("the guest ended: %v %s", exit, stderr))
+			case <-t.C:
+				return "the guest still runs"
+			}
+		}
 		return c, nil
 	}
 	var pe *ProtocolError

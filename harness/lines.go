@@ -16,6 +16,9 @@ func (e *LineError) Error() string {
 	return fmt.Sprintf("harness: the agent printed a line of more than %d bytes", e.Limit)
 }
 
+// Code is "line_too_long".
+func (e *LineError) Code() string { return "line_too_long" }
+
 // Lines splits a stream into lines and hands each to a function: without its line
 // end (LF or CRLF) and the white space around it; blank lines are skipped. It is
 // an io.Writer, so that it can be a process's standard output. The function's

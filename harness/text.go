@@ -62,8 +62,9 @@ type adapter struct {
 }
 
 var (
-	_ chat.Adapter = (*adapter)(nil)
-	_ Replayer     = (*adapter)(nil)
+	_ chat.Adapter   = (*adapter)(nil)
+	_ chat.Journaler = (*adapter)(nil)
+	_ Replayer       = (*adapter)(nil)
 )
 
 func (a *adapter) Name() string { return a.cli.Name() }
@@ -126,10 +127,15 @@ func (a *adapter) Stream(ctx context.Context, r *chat.Run) iter.Seq2[chat.Item, 
 			yield(chat.Item{}, fmt.Errorf("%s: no sandbox: put sandbox.With(…) into Request.Use", a.Name()))
 			return
 		}
-		t := &turn{a: a, run: r, sb: sb, yield: func(ev event.Event) bool { return yield(chat.Item{Event: ev}, nil) }}
-		err := t.stream(ctx)
-		if cerr := t.close(ctx); err == nil {
-			err = cerr
+		t := &turn{a: a, run: r, sb: sb, yield: func(it chat.Item) bool { return yield(it, nil) }}
+		var err error
+		if r.Durable() {
+			err = t.streamDetached(ctx)
+		} else {
+			err = t.stream(ctx)
+			if cerr := t.close(ctx); err == nil {
+				err = cerr
+			}
 		}
 		if err != nil && !errors.Is(err, errStop) {
 			yield(chat.Item{}, fmt.Errorf("%s: %w", a.Name(), err))
@@ -142,7 +148,7 @@ type turn struct {
 	a     *adapter
 	run   *chat.Run
 	sb    *sandbox.Sandbox
-	yield func(event.Event) bool
+	yield func(chat.Item) bool
 
 	own     *secret.Redactor // of the CLI's secrets
 	private string
@@ -162,7 +168,7 @@ func (t *turn) stream(ctx context.Context) error {
 	for _, w := range warnings {
 		plan.Warn(w)
 	}
-	inside, err := t.openTunnels(ctx, plan)
+	inside, err := t.openTunnels(ctx, plan, nil)
 	if err != nil {
 		return err
 	}
@@ -210,6 +216,9 @@ func (t *turn) plan(ctx context.Context) (Plan, error) {
 	// Outside of the workspace, so that no diff, watcher or checkpoint sees it; a
 	// fresh name, so that nothing planted there can be in the way.
 	p.Private = "/tmp/aisandbox-" + strings.ToLower(rand.Text())
+	if c, ok := t.run.Claim(); ok && t.run.Durable() {
+		p.Private = privateDir(c)
+	}
 	t.private = p.Private
 	if g, ok := provider.As[*guest.Handle](t.sb.Handle()); ok {
 		argv, err := g.Command(ctx)
@@ -312,13 +321,13 @@ func (t *turn) once(ctx context.Context, nt *Turn, mayFall bool) (again bool, er
 	})
 
 	emitted := false
-	linger := t.lingering(dec, proc, dead)
+	linger := t.lingering(dec, func() { t.abort(proc, dead) }, dead)
 	defer linger.stop()
 	lines := NewLines(0, func(line []byte) error {
 		evs, err := dec.Line(line)
 		for _, ev := range evs {
 			emitted = true
-			if !t.emit(ev) {
+			if !t.emit(chat.Item{Event: ev}) {
 				return errStop
 			}
 		}
@@ -356,28 +365,28 @@ func (t *turn) once(ctx context.Context, nt *Turn, mayFall bool) (again bool, er
 			return true, nil
 		}
 	}
-	return false, t.finish(ctx, evs)
+	return false, t.finish(ctx, evs, 0)
 }
 
 // finish emits what the decoder had left to say, with the diff before the
-// terminal event.
-func (t *turn) finish(ctx context.Context, evs []event.Event) error {
+// terminal event. off is the end of the exit's record in the journal, or 0.
+func (t *turn) finish(ctx context.Context, evs []event.Event, off int64) error {
 	for _, ev := range evs {
 		switch ev.(type) {
 		case event.RunFinished, event.RunError:
-			if d, ok := t.diff(ctx); ok && !t.emit(d) {
+			if d, ok := t.diff(ctx); ok && !t.emit(chat.Item{Event: d}) {
 				return errStop
 			}
 		}
-		if !t.emit(ev) {
+		if !t.emit(chat.Item{Event: ev, Off: off}) {
 			return errStop
 		}
 	}
 	return nil
 }
 
-func (t *turn) emit(ev event.Event) bool {
-	if !t.gone && !t.yield(ev) {
+func (t *turn) emit(it chat.Item) bool {
+	if !t.gone && !t.yield(it) {
 		t.gone = true
 	}
 	return !t.gone
@@ -445,15 +454,20 @@ type lingerer struct {
 	timer *time.Timer
 }
 
-func (t *turn) lingering(dec Decoder, p provider.Process, dead <-chan struct{}) *lingerer {
+func (t *turn) lingering(dec Decoder, end func(), dead <-chan struct{}) *lingerer {
 	l, ok := t.a.cli.(Lingerer)
 	f, can := dec.(Finisher)
 	if !ok || !can || l.MaxLinger() <= 0 {
 		return &lingerer{}
 	}
 	timer := time.AfterFunc(l.MaxLinger(), func() {
+		select {
+		case <-dead:
+			return
+		default:
+		}
 		t.run.Logger().Warn("the agent's program has stayed after its result and is ended", "harness", t.a.Name())
-		t.abort(p, dead)
+		end()
 	})
 	timer.Stop()
 	return &lingerer{dec: f, most: l.MaxLinger(), timer: timer}
@@ -478,19 +492,30 @@ func (l *lingerer) stop() {
 
 // close removes what the run left in the sandbox.
 func (t *turn) close(ctx context.Context) error {
+	err := t.closeTunnels()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	t.removePrivate(ctx)
+	return err
+}
+
+func (t *turn) closeTunnels() error {
 	var errs []error
 	for _, tn := range t.tunnels {
 		errs = append(errs, tn.Close())
 	}
-	if t.private != "" {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-		defer cancel()
-		_, err := t.sb.Output(ctx, provider.Cmd{Argv: []string{"rm", "-rf", "--", t.private}, Dir: "/"})
-		if err != nil && !errors.Is(err, provider.ErrNotFound) {
-			t.run.Logger().Warn("private files are left in the sandbox", "error", err)
-		}
-	}
+	t.tunnels = nil
 	return errors.Join(errs...)
+}
+
+func (t *turn) removePrivate(ctx context.Context) {
+	if t.private == "" {
+		return
+	}
+	_, err := t.sb.Output(ctx, provider.Cmd{Argv: []string{"rm", "-rf", "--", t.private}, Dir: "/"})
+	if err != nil && !errors.Is(err, provider.ErrNotFound) {
+		t.run.Logger().Warn("private files are left in the sandbox", "error", err)
+	}
 }
 
 // startError names the cure where the agent's program is missing.

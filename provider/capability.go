@@ -114,7 +114,10 @@ type Reattacher interface {
 	// returns when none of it is left.
 	Kill(ctx context.Context, token string, sig int) error
 
-	Forget(ctx context.Context, token string) error // removes the journal; missing is success
+	// Forget removes the journal of a process that has ended; missing is success. The
+	// token launches nothing any more, also where it never did: Launch is
+	// [ErrAlreadyLaunched] from then on.
+	Forget(ctx context.Context, token string) error
 }
 
 // LaunchOptions belong to a detached process.

@@ -138,12 +138,21 @@ func (e *ensurer) abandon(ctx context.Context, rec store.Instance, ref provider.
 }
 
 // undo gives back a sandbox whose key was lost after it was made. The record may
-// be somebody else's by now.
+// be somebody else's by now; where it names this very sandbox somebody may work in
+// it, and it is not forgotten either.
 func (e *ensurer) undo(box *Sandbox, out Outcome) {
 	ref := box.Ref()
 	_ = box.Close() // destroyed, or left to its record
 	if out.How == Resumed {
 		return
+	}
+	if e.deps.Instances != nil {
+		ctx, stop := cleanup(context.Background())
+		defer stop()
+		rec, err := e.deps.Instances.Get(ctx, e.key)
+		if err == nil && names(rec, ref) || err != nil && !errors.Is(err, store.ErrNotFound) {
+			return
+		}
 	}
 	if err := e.destroyNow(context.Background(), ref); err != nil {
 		e.log.Warn("a sandbox was left behind", "ref", ref, "error", e.red.Error(err))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/aisandbox-go/aisandbox/guest"
@@ -208,8 +209,29 @@ func locked(ctx context.Context, deps Deps, def *Def, k Key, do func(context.Con
 		}
 		err = fmt.Errorf("sandbox: ensure %s: %w", e.key, err)
 	}
+	full := errors.Is(err, provider.ErrNoSpace) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	if full && store.Code(err, "") != "no_space" {
+		err = &NoSpaceError{err}
+	}
 	return e.red.Error(err)
 }
+
+// NoSpaceError says that the file system is full on which a backend keeps its
+// sandboxes. It is provider.ErrNoSpace.
+type NoSpaceError struct{ Err error }
+
+func (e *NoSpaceError) Error() string {
+	return e.Err.Error() + ": make room where the provider keeps its sandboxes, or let it keep them elsewhere"
+}
+
+// Unwrap returns the cause.
+func (e *NoSpaceError) Unwrap() error { return e.Err }
+
+// Is makes the error provider.ErrNoSpace.
+func (e *NoSpaceError) Is(target error) bool { return target == provider.ErrNoSpace }
+
+// Code is "no_space".
+func (e *NoSpaceError) Code() string { return "no_space" }
 
 func newEnsurer(deps Deps, def *Def, k Key) *ensurer {
 	key := def.InstanceKey(k)

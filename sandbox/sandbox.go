@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/aisandbox-go/aisandbox/provider"
@@ -37,6 +38,8 @@ type Sandbox struct {
 	log   *slog.Logger
 	mu    sync.Mutex
 	env   func() []string // behind a function, so that no printer shows it
+
+	condemned atomic.Bool
 }
 
 // Options belong to [New].
@@ -263,17 +266,28 @@ func (s *Sandbox) environ() []string {
 // what is beneath it is mapped, and any other absolute path is taken as it is. The
 // sandbox's variables come before those of cmd.
 func (s *Sandbox) Start(ctx context.Context, cmd provider.Cmd) (provider.Process, error) {
-	dir, _, err := s.resolve(cmd.Dir)
+	cmd, err := s.Prepare(cmd)
 	if err != nil {
 		return nil, err
 	}
-	cmd.Dir = dir
-	cmd.Env = append(s.environ(), cmd.Env...)
 	p, err := s.h.Start(ctx, cmd)
 	if err != nil {
 		return nil, s.red.Error(err)
 	}
 	return p, nil
+}
+
+// Prepare returns a command as the handle takes it: with the real Dir and the
+// sandbox's variables, secrets among them. For what is started through the handle,
+// such as a provider.Reattacher.
+func (s *Sandbox) Prepare(cmd provider.Cmd) (provider.Cmd, error) {
+	dir, _, err := s.resolve(cmd.Dir)
+	if err != nil {
+		return provider.Cmd{}, err
+	}
+	cmd.Dir = dir
+	cmd.Env = append(s.environ(), cmd.Env...)
+	return cmd, nil
 }
 
 // MaxCapture is how much of each output stream [Sandbox.Run] keeps.

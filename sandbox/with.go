@@ -9,6 +9,7 @@ import (
 
 	"github.com/aisandbox-go/aisandbox/chat"
 	"github.com/aisandbox-go/aisandbox/event"
+	"github.com/aisandbox-go/aisandbox/internal/failpoint"
 	"github.com/aisandbox-go/aisandbox/secret"
 	"github.com/aisandbox-go/aisandbox/store"
 	"github.com/aisandbox-go/aisandbox/watch"
@@ -35,9 +36,14 @@ var (
 type WithOptions struct {
 	Deps
 
-	// Runs and Log, set together, make the run durable.
+	// Runs and Log, set together, make the run durable. Deps.Instances must be set
+	// then, too: another host finds the sandbox by it. It is best of the same store.
 	Runs store.Runs
 	Log  store.Log
+
+	// KeepFor is how long the sandbox of a durable run stays after it, where it is
+	// kept; the janitor destroys it then. 0: no end.
+	KeepFor time.Duration
 }
 
 // With gives a run a sandbox made of def, and reports what happens to its files.
@@ -54,7 +60,7 @@ func With(def *Def, o WithOptions) chat.Middleware {
 		Done:     tearDown,
 	}
 	if o.Runs != nil && o.Log != nil {
-		m.Durable = &chat.Durability{Runs: o.Runs, Log: o.Log, Owner: o.Owner}
+		m.Durable = &chat.Durability{Runs: o.Runs, Log: o.Log, Owner: o.Owner, Lease: o.Lease}
 	}
 	return m
 }
@@ -68,13 +74,16 @@ type session struct {
 	box    *Sandbox
 	differ *watch.Differ
 	watch  *watch.Watch
+	keep   time.Duration
+
+	destroy bool // what was decided of a durable run's sandbox
 }
 
 var sessionToken = chat.NewToken[*session]("sandbox-session", "")
 
 func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error) {
 	req := r.Request()
-	s := &session{def: def, deps: o.Deps, key: Key{r.ThreadID(), r.ID(), req.Tenant, req.UserID}}
+	s := &session{def: def, deps: o.Deps, key: Key{r.ThreadID(), r.ID(), req.Tenant, req.UserID}, keep: o.KeepFor}
 	if s.deps.Instances == nil {
 		s.deps.Instances, _ = InstancesToken.Get(r)
 	}
@@ -84,24 +93,47 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 	if s.deps.Logger == nil {
 		s.deps.Logger = r.Logger()
 	}
+	if r.Durable() && s.deps.Instances == nil {
+		return errors.New("sandbox: a durable run needs Instances, or no other host finds its sandbox: set WithOptions.Instances")
+	}
+	claim, _ := r.Claim()
+	_, bound := claim.Sandbox()
+	quiet := r.Attached() && bound > 0 // viewers were told when it was made
 	told := s.deps.Progress
 	s.deps.Progress = func(ev ProgressEvent) {
-		emit(ctx, r, event.NameWorkspaceSetup, setupPhase(ev))
+		if !quiet {
+			emit(ctx, r, event.NameWorkspaceSetup, setupPhase(ev))
+		}
 		if told != nil {
 			told(ev)
 		}
 	}
 	def.users.enter(def.InstanceKey(s.key)) // before Ensure: who resumes it counts
-	if s.box, s.out, err = Ensure(ctx, s.deps, def, s.key); err != nil {
+	if quiet {
+		s.box, err = EnsureBound(ctx, s.deps, def, s.key, bound)
+		s.out = Outcome{How: Resumed, Key: def.InstanceKey(s.key), Gen: bound}
+	} else {
+		s.box, s.out, err = Ensure(ctx, s.deps, def, s.key)
+	}
+	if err != nil {
 		def.users.leave(def.InstanceKey(s.key))
 		return err
 	}
 	// From here on a failure must undo what was made; Done is not called for it.
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.end(ctx, s.out.How != Resumed))
+			// Who has the run now may have found the sandbox, and work in it.
+			fenced := errors.Is(err, store.ErrFenced) || errors.Is(context.Cause(ctx), store.ErrFenced)
+			err = errors.Join(err, s.end(ctx, s.out.How != Resumed && !fenced))
 		}
 	}()
+	if d, ok := r.Durability(); ok && !quiet {
+		err := d.Runs.Update(ctx, claim, store.RunPatch{SandboxKey: &s.out.Key, SandboxGen: &s.out.Gen})
+		if err != nil {
+			return fmt.Errorf("sandbox: bind the run: %w", err)
+		}
+		failpoint.Hit(failpoint.SandboxBound, claim.Owner())
+	}
 	if hide := s.box.Redactor(); !hide.Idle() {
 		r.Redact(func(ev event.Event) event.Event { return RedactEvent(hide, ev) })
 		r.RedactText(func(w io.Writer) io.WriteCloser { return hide.Writer(w) })
@@ -110,7 +142,9 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 	if s.out.How == Resumed {
 		name = event.NameSandboxResumed
 	}
-	emit(ctx, r, name, event.SandboxReady{SandboxID: s.box.Ref().ID, Provider: s.box.Ref().Provider})
+	if !quiet {
+		emit(ctx, r, name, event.SandboxReady{SandboxID: s.box.Ref().ID, Provider: s.box.Ref().Provider})
+	}
 	s.differ, err = watch.NewDiffer(ctx, s.box.Handle(), watch.DiffOptions{
 		Root: s.box.RealRoot(), Redact: s.box.Redactor().String, Logger: s.deps.Logger,
 	})
@@ -136,6 +170,9 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 	DefToken.Provide(r, def)
 	DifferToken.Provide(r, s.differ)
 	sessionToken.Provide(r, s)
+	if r.Durable() {
+		r.AfterEnd(s.afterEnd)
+	}
 	return nil
 }
 
@@ -231,13 +268,42 @@ func tearDown(ctx context.Context, r *chat.Run, o chat.Outcome) error {
 	case chat.Detached, chat.Fenced:
 		destroy = false // the agent goes on, or is somebody else's
 	case chat.Canceled:
-		destroy = destroy || !s.box.Traits().Kill
+		destroy = destroy || !s.box.Traits().Kill || s.box.condemned.Load()
 	case chat.Failed:
 		if f := s.def.d.Hooks.OnError; f != nil {
 			s.guard("OnError", "", func() { f(ctx, o.Err) })
 		}
+		destroy = destroy || s.box.condemned.Load()
 	}
-	return s.end(ctx, destroy)
+	if !r.Durable() {
+		return s.end(ctx, destroy)
+	}
+	s.stopWatch(ctx)
+	r.OnFinish(func(f *store.Final) {
+		f.Instance = &store.Disposition{Key: s.out.Key, Gen: s.out.Gen, Destroy: destroy, KeepFor: s.keep}
+	})
+	s.destroy = destroy
+	return nil
+}
+
+// afterEnd does what was stored with the end of a durable run.
+func (s *session) afterEnd(ctx context.Context, o chat.Outcome) {
+	destroy := s.destroy && o.Kind != chat.Detached && o.Kind != chat.Fenced
+	if destroy {
+		// The store has said so, unless another run works there. Where instances are
+		// kept in another database than runs it is said now.
+		err := s.deps.Instances.Retire(ctx, s.out.Key, s.out.Gen)
+		var taken *store.InstanceError
+		if errors.As(err, &taken) || errors.Is(err, store.ErrNotFound) {
+			destroy = false
+		} else if err != nil {
+			s.deps.Logger.Warn("the sandbox is left to the janitor", "error", s.box.red.Error(err))
+			destroy = false
+		}
+	}
+	if err := s.end(ctx, destroy); err != nil {
+		s.deps.Logger.Warn("the sandbox is left to the janitor", "error", s.box.red.Error(err))
+	}
 }
 
 // drainTime bounds the last sweep for changed files.
@@ -246,15 +312,9 @@ const drainTime = 20 * time.Second
 // end stops watching, tells what changed until now, and closes or destroys the
 // sandbox. Nothing that goes wrong on the way keeps it from being destroyed.
 func (s *session) end(ctx context.Context, destroy bool) error {
-	if s.watch != nil {
-		wctx, stop := context.WithTimeout(ctx, drainTime)
-		if err := s.watch.Stop(wctx); err != nil {
-			s.deps.Logger.Warn("the last changes of files may be missing", "error", s.box.red.Error(err))
-		}
-		stop()
-	}
+	s.stopWatch(ctx)
 	destroy = s.def.users.leave(s.def.InstanceKey(s.key)) && destroy
-	if s.differ != nil && !destroy {
+	if s.differ != nil { // also when the sandbox goes: where it is the host its files would stay
 		if err := s.differ.Close(ctx); err != nil {
 			s.deps.Logger.Debug("the differ left files behind", "error", s.box.red.Error(err))
 		}
@@ -269,4 +329,17 @@ func (s *session) end(ctx context.Context, destroy bool) error {
 		s.guard("OnDestroy", "", func() { f(ctx) })
 	}
 	return errors.Join(err, derr)
+}
+
+// stopWatch takes the last changes of files. Once.
+func (s *session) stopWatch(ctx context.Context) {
+	if s.watch == nil {
+		return
+	}
+	ctx, stop := context.WithTimeout(ctx, drainTime)
+	defer stop()
+	if err := s.watch.Stop(ctx); err != nil {
+		s.deps.Logger.Warn("the last changes of files may be missing", "error", s.box.red.Error(err))
+	}
+	s.watch = nil
 }

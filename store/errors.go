@@ -66,10 +66,10 @@ func (e *NotFoundError) Is(target error) bool { return target == ErrNotFound }
 // Code is "not_found".
 func (e *NotFoundError) Code() string { return "not_found" }
 
-// BusyError: the thread has a running run.
+// BusyError: the thread has a running run, and its queue is full.
 type BusyError struct {
 	Thread Thread
-	RunID  string // the one that runs
+	RunID  string // the oldest running one
 }
 
 func (e *BusyError) Error() string {
@@ -282,3 +282,31 @@ func (e *InterruptError) Is(target error) bool { return target == ErrConflict }
 
 // Code is "conflict".
 func (e *InterruptError) Code() string { return "conflict" }
+
+// UnavailableError: the store can't do its work now, and why. Nothing is known of
+// the call's outcome unless its contract says so.
+type UnavailableError struct {
+	What string // what is wrong, in a few words
+	Cure string // what helps; empty: trying again
+	Err  error
+}
+
+func (e *UnavailableError) Error() string {
+	s := "store: " + e.What
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	if e.Cure != "" {
+		s += ": " + e.Cure
+	}
+	return s
+}
+
+// Is matches ErrUnavailable.
+func (e *UnavailableError) Is(target error) bool { return target == ErrUnavailable }
+
+// Unwrap is the error of the database.
+func (e *UnavailableError) Unwrap() error { return e.Err }
+
+// Code is "store_unavailable".
+func (e *UnavailableError) Code() string { return "store_unavailable" }

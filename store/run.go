@@ -68,7 +68,13 @@ type NewRun struct {
 	Adapter     string          // the adapter's name, for the same reason
 	Kind        Kind            // empty: KindChat
 	Input       json.RawMessage // the request, for the same reason
-	Exclusive   bool            // refuse while the thread has a running run
+	Exclusive   bool            // refuse while the thread has a running run; see Queue
+
+	// Queue is for an exclusive run how many runs of the thread may be recorded as
+	// running behind the one that works: refused is what finds more than Queue
+	// running ones. StartedAt of an exclusive run is after that of every running
+	// run of its thread, so that the order of the queue is the order of List.
+	Queue int
 }
 
 // Run is a run record.

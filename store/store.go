@@ -51,7 +51,8 @@ type Runs interface {
 	// Create inserts a record if the run id is new. An existing record is returned
 	// unchanged with created false, whatever else the input says; callers compare
 	// thread and tenant. With NewRun.Exclusive a new run of a thread that has a
-	// running one is refused with a [*BusyError].
+	// running one (or more of them than NewRun.Queue) is refused with a
+	// [*BusyError], decided in the transaction that inserts.
 	Create(ctx context.Context, n NewRun) (r Run, created bool, err error)
 
 	// Claim makes the caller the run's only writer: epoch+1, batch numbers start

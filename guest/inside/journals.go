@@ -33,6 +33,7 @@ const (
 	journalSuffix = ".journal" // the frames
 	reserveSuffix = ".reserve" // gives its space to the exit frame on a full disk
 	socketSuffix  = ".s"       // takes signals; its name is a hash, for its path must be short
+	goneSuffix    = ".gone"    // empty: the token was forgotten and launches nothing any more
 )
 
 // journals answers for the detached processes of a sandbox, whoever launched
@@ -59,8 +60,12 @@ type scan struct {
 const maxScans = 256
 
 // markOf is the mark of a detached process: a kill finds what is left of its
-// tree by it even when the supervisor is gone.
-func markOf(token string) string { return "run-" + token }
+// tree by it even when the supervisor is gone. The directory is in it, for two
+// sandboxes of one kernel may have a token in common.
+func markOf(dir, token string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return "run-" + hex.EncodeToString(sum[:6]) + "-" + token
+}
 
 func checkToken(token string) error {
 	if !frame.ValidToken(token) {
@@ -241,7 +246,7 @@ func (j *journals) kill(ctx context.Context, token string, sig int) error {
 	if sig != int(syscall.SIGKILL) {
 		return nil
 	}
-	return proc.KillEnv(proc.MarkName + "=" + markOf(token))
+	return proc.KillEnv(proc.MarkName + "=" + markOf(j.dir, token))
 }
 
 var errNoSupervisor = errors.New("the supervisor does not answer")
@@ -280,15 +285,33 @@ func (j *journals) forget(token string) error {
 	if err := checkToken(token); err != nil {
 		return err
 	}
+	if err := j.ensure(); err != nil {
+		return err
+	}
+	// A host that slept may still want to launch it: from here on it can't, also
+	// where nothing was launched yet. Before the lock is looked at: who takes it
+	// later looks for this.
+	gone := j.path(token, goneSuffix)
+	f, err := os.OpenFile(gone, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	fresh := err == nil
+	switch {
+	case fresh:
+		_ = f.Close()
+	case !errors.Is(err, fs.ErrExist):
+		return fmt.Errorf("forget: %w", err)
+	}
 	held, err := j.held(token)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("forget: %w", err)
+	if err == nil && held {
+		err = fmt.Errorf("the process still runs; kill it first: %w", provider.ErrInvalid)
 	}
-	if held {
-		return fmt.Errorf("forget: the process still runs; kill it first: %w", provider.ErrInvalid)
+	if err != nil {
+		if fresh {
+			_ = os.Remove(gone)
+		}
+		return fmt.Errorf("forget: %w", err)
 	}
 	// The lock last: until everything is gone nothing may be launched again.
 	for _, suffix := range []string{socketSuffix, reserveSuffix, journalSuffix, lockSuffix} {

@@ -356,12 +356,7 @@ func mainConnect(args []string) error {
 	if len(args) != 1 {
 		return errors.New("connect needs the path of a socket")
 	}
-	addr, release, err := socketAddr(args[0])
-	if err != nil {
-		return err
-	}
-	c, err := net.DialUnix("unix", nil, addr)
-	release()
+	c, err := dialInit(args[0])
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
@@ -378,6 +373,29 @@ func mainConnect(args []string) error {
 		err = nil // the host hung up
 	}
 	return err
+}
+
+// initStart is how long the first process of a sandbox may take until it listens:
+// an engine says that it was started before it has done anything.
+const initStart = 10 * time.Second
+
+// dialInit connects to the first process, which may be about to listen.
+func dialInit(socket string) (*net.UnixConn, error) {
+	for begin := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+		addr, release, err := socketAddr(socket)
+		if err == nil {
+			var c *net.UnixConn
+			c, err = net.DialUnix("unix", nil, addr)
+			release()
+			if err == nil {
+				return c, nil
+			}
+		}
+		starting := errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED)
+		if !starting || time.Since(begin) > initStart {
+			return nil, err
+		}
+	}
 }
 
 func mainVersion(w io.Writer) error {

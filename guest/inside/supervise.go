@@ -50,10 +50,12 @@ func (s *session) launch(l *wire.Link, req *wire.Request) error {
 		return err
 	}
 	// Cheap, and it spares the process; the supervisor decides.
-	if _, err := os.Lstat(s.journals.path(req.Token, lockSuffix)); err == nil {
-		return fmt.Errorf("launch %q: %w", req.Token, provider.ErrAlreadyLaunched)
+	for _, suffix := range []string{lockSuffix, goneSuffix} {
+		if _, err := os.Lstat(s.journals.path(req.Token, suffix)); err == nil {
+			return fmt.Errorf("launch %q: %w", req.Token, provider.ErrAlreadyLaunched)
+		}
 	}
-	req.Mark = markOf(req.Token)
+	req.Mark = markOf(s.journals.dir, req.Token)
 	body := req.Encode(nil)
 	head := binary.BigEndian.AppendUint32(nil, uint32(len(body)))
 	ack := &ackWriter{c: make(chan struct{})}
@@ -276,6 +278,11 @@ func (v *supervisor) lock() error {
 			return fmt.Errorf("launch %q: %w", v.req.Token, provider.ErrAlreadyLaunched)
 		}
 		return fmt.Errorf("launch: lock: %w", err)
+	}
+	if _, err := os.Lstat(v.journals.path(v.req.Token, goneSuffix)); err == nil {
+		_ = os.Remove(name)
+		_ = f.Close()
+		return fmt.Errorf("launch %q: it was forgotten: %w", v.req.Token, provider.ErrAlreadyLaunched)
 	}
 	v.lockFd = f
 	return nil

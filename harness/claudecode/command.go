@@ -45,6 +45,12 @@ func (e *KeyError) Error() string {
 		" on the host or as a secret of the sandbox, or use authMode host with a stored login"
 }
 
+// Code is "no_key".
+func (e *KeyError) Code() string { return "no_key" }
+
+// Code is "invalid_input".
+func (e *ArgError) Code() string { return "invalid_input" }
+
 // keys are the variables with which the program can log in.
 var keys = []string{"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"}
 

@@ -19,6 +19,9 @@ func (e *OptionError) Error() string {
 	return fmt.Sprintf("claude-code: option %s: %s", e.Field, e.Why)
 }
 
+// Code is "invalid_input".
+func (e *OptionError) Code() string { return "invalid_input" }
+
 // callOptions are the options of one call.
 type callOptions struct {
 	SessionID       string   `json:"sessionId,omitempty"`

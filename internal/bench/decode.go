@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/aisandbox-go/aisandbox/event"
@@ -147,12 +146,22 @@ func decodeChild(args []string) error {
 		}
 	}
 	d.Seconds = time.Since(start).Seconds()
-	var use syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &use); err != nil {
+	// Not getrusage: its maximum is that of the parent, too, whose memory a new
+	// process shares until it becomes another program.
+	if d.MaxRSS, err = memoryOf("self", "VmHWM"); err != nil {
 		return err
 	}
-	d.MaxRSS = float64(use.Maxrss) * 1024 / 1e6
 	return json.NewEncoder(os.Stdout).Encode(d)
+}
+
+// memoryOf returns a field of a process's status that is an amount of memory, in MB.
+func memoryOf(pid, field string) (float64, error) {
+	v, ok := strings.CutSuffix(procField("/proc/"+pid+"/status", field), " kB")
+	if !ok {
+		return 0, fmt.Errorf("process %s tells no %s", pid, field)
+	}
+	kb, err := strconv.ParseFloat(v, 64)
+	return kb * 1024 / 1e6, err
 }
 
 // child runs a program that prints a decoded.

@@ -150,7 +150,7 @@ func (s *selector) members(all []entry) []entry {
 	}
 	var floor int64
 	uid, gid := -1, -1
-	if p := s.main; p != nil {
+	if p := s.main; p != nil && p.pid > 1 {
 		floor, uid, gid = p.start, p.uid, p.gid
 		p.mu.Lock()
 		reaped := p.reaped

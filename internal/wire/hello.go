@@ -84,7 +84,13 @@ func hello(rw io.ReadWriter, host bool, own Facts, version int) (Facts, error) {
 	got := int(binary.BigEndian.Uint16(head[len(magic):]))
 	size := binary.BigEndian.Uint32(head[len(magic)+2:])
 	if got != version {
-		<-werr // the other side is to learn of our version before we hang up
+		// The other side is to learn of our version before we hang up. It may be busy
+		// writing the rest of its own greeting, whose form we don't know.
+		go func() { _, _ = io.Copy(io.Discard, rw) }()
+		select {
+		case <-werr:
+		case <-time.After(time.Second):
+		}
 		if host {
 			return Facts{}, &ProtocolError{Host: version, Guest: got}
 		}

@@ -235,7 +235,7 @@ func (b *bwrap) credential() *syscall.Credential {
 func (b *bwrap) open() (*statedir.Dir, error) {
 	for option, list := range map[string][]string{"ReadOnly": b.o.ReadOnly, "Writable": b.o.Writable} {
 		for _, p := range list {
-			if err := checkMount(p); err != "" {
+			if err := b.checkMount(p); err != "" {
 				return nil, &provider.OptionError{Provider: name, Option: option, Value: p, Cure: err}
 			}
 		}
@@ -262,6 +262,21 @@ func (b *bwrap) open() (*statedir.Dir, error) {
 		}
 	}
 	return d, nil
+}
+
+// checkMount returns why a path can't be an extra mount, and "" if it can.
+func (b *bwrap) checkMount(p string) string {
+	if why := checkMount(p); why != "" {
+		return why
+	}
+	c := b.credential()
+	if c == nil {
+		return ""
+	}
+	if dir := impassable(filepath.Dir(p), c); dir != "" {
+		return fmt.Sprintf("uid %d, which sandboxes run as when the host process is root, can't pass through %s: chmod o+x it, or put a copy elsewhere", c.Uid, dir)
+	}
+	return ""
 }
 
 // impassable returns the first directory on the way that c may not enter.

@@ -34,7 +34,7 @@ var etcHost = []string{
 // systemDirs are the host's programs. On a merged system all but /usr are links.
 var systemDirs = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
 
-// checkMount returns why a path can't be an extra mount, and "" if it can.
+// checkMount is the part of it that doesn't depend on who sandboxes run as.
 func checkMount(p string) string {
 	if !filepath.IsAbs(p) || filepath.Clean(p) != p {
 		return "use an absolute, clean path"

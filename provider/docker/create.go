@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	dockerspec "github.com/moby/docker-image-spec/specs-go/v1"
@@ -72,31 +73,42 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec, image string,
 			}
 		}
 	}
-	// Twice, because the container in the way may be on its way out.
-	for range 2 {
+	// Again, because a container in the way may be on its way out, or known by its
+	// name alone while somebody else creates it.
+	wait := 10 * time.Millisecond
+	for deadline := time.Now().Add(conflictTimeout); ; wait = min(2*wait, 250*time.Millisecond) {
 		res, err := p.engine.ContainerCreate(ctx, opts)
 		switch {
-		case errdefs.IsConflict(err) && own != nil:
-			return nil, fmt.Errorf("%w: container %s exists already", provider.ErrConflict, opts.Name)
-		case errdefs.IsConflict(err):
-			h, err := p.adopt(ctx, spec.Key, opts.Name, plan)
-			if errors.Is(err, provider.ErrNotFound) {
-				continue
+		case err == nil:
+			h, err := p.begin(ctx, res.ID, plan)
+			if err != nil {
+				cleanCtx, cancel := cleanupContext(ctx)
+				defer cancel()
+				return nil, errors.Join(err, p.remove(cleanCtx, res.ID, ""))
 			}
-			return h, err
-		case err != nil:
+			return h, nil
+		case !errdefs.IsConflict(err):
 			return nil, p.createErr(image, err)
+		case own != nil:
+			return nil, fmt.Errorf("%w: container %s exists already", provider.ErrConflict, opts.Name)
 		}
-		h, err := p.begin(ctx, res.ID, plan)
-		if err != nil {
-			cleanCtx, cancel := cleanupContext(ctx)
-			defer cancel()
-			return nil, errors.Join(err, p.remove(cleanCtx, res.ID, ""))
+		h, err := p.adopt(ctx, spec.Key, opts.Name, plan)
+		if !errors.Is(err, provider.ErrNotFound) {
+			return h, err
 		}
-		return h, nil
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("%w: the container %s keeps coming and going", provider.ErrConflict, opts.Name)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(wait):
+		}
 	}
-	return nil, fmt.Errorf("%w: the container %s keeps coming and going", provider.ErrConflict, opts.Name)
 }
+
+// conflictTimeout bounds the wait for a name that somebody else is busy with.
+const conflictTimeout = 15 * time.Second
 
 // lockKey makes creations of one key in this process wait for each other, so that
 // the second finds the first one's container running.

@@ -131,7 +131,17 @@ func (p *Provider) destroy(ctx context.Context, ref provider.Ref) error {
 		}
 		return mapErr(err)
 	}
-	return p.remove(ctx, c.ID, c.Config.Labels[labelImage])
+	image := c.Config.Labels[labelImage]
+	restored := strings.HasPrefix(c.Config.Labels[labelParent], snapshotRepo+":")
+	if err := p.remove(ctx, c.ID, image); err != nil || !restored {
+		return err
+	}
+	// A snapshot that was deleted while this container lived lost its tag only.
+	res, err := p.engine.ImageInspect(ctx, c.Image)
+	if err != nil || len(res.RepoTags) > 0 || res.Config == nil || res.Config.Labels[labelManaged] != "1" {
+		return nil
+	}
+	return p.removeImage(ctx, c.Image)
 }
 
 // remove ends and removes a container, and then the image that was made for it
@@ -154,8 +164,14 @@ func (p *Provider) remove(ctx context.Context, id, image string) error {
 	if image == "" {
 		return nil
 	}
+	return p.removeImage(ctx, image)
+}
+
+// removeImage removes an image that was made for one container. Where another one
+// uses it, that one's end removes it.
+func (p *Provider) removeImage(ctx context.Context, image string) error {
 	_, err := p.engine.ImageRemove(ctx, image, client.ImageRemoveOptions{PruneChildren: true})
-	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) { // a fork of the fork uses it; that one removes it
+	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
 		return nil
 	}
 	return mapErr(err)

@@ -46,7 +46,11 @@ func newEngine(host string) (engine, error) {
 	if host != "" {
 		opts = append(opts, client.WithHost(host))
 	}
-	return client.New(opts...)
+	c, err := client.New(opts...)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // cleanupTimeout bounds work that must be tried though the caller's context ended.

@@ -299,7 +299,9 @@ func (p *process) read(cmd provider.Cmd, early *bytes.Buffer) {
 			switch payload[0] {
 			case 'S', 'E':
 				s.w = w
-				if starts++; starts == streams {
+				// The first is enough: the other may be behind output that nobody reads
+				// until Start has returned.
+				if starts++; starts == 1 {
 					p.marked = payload[0] == 'S' && !p.h.noMark
 					close(p.started)
 				}
@@ -332,7 +334,7 @@ func (p *process) read(cmd provider.Cmd, early *bytes.Buffer) {
 	case code >= 0:
 		p.exit = exitOf(code)
 		err = nil
-	case starts < streams:
+	case starts == 0:
 		p.err = err
 		return
 	default:

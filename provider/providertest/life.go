@@ -286,7 +286,7 @@ var lifeCases = []testCase{
 		if err := p.Pause(b.ctx); err != nil {
 			t.Fatal(err)
 		}
-		b.h.Close()
+		// The first handle stays open: a guest ends what was started over one that closes.
 		b.attach(b.s.resume(t, b.storedRef())) // which thaws it
 		was := b.size(f)
 		b.eventually(10*time.Second, "beats after the pause", func() bool { return b.size(f) > was })

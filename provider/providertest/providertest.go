@@ -273,7 +273,41 @@ func (b *box) start(ctx context.Context, cmd provider.Cmd) provider.Process {
 	if err != nil {
 		b.t.Fatalf("start %q: %v", cmd.Argv, err)
 	}
-	return p
+	return &guarded{p, b.ctx}
+}
+
+// guarded is a process whose Wait returns even if the backend's doesn't, so that
+// one broken case does not hold the suite.
+type guarded struct {
+	provider.Process
+	ctx context.Context
+}
+
+const waitGrace = 5 * time.Second
+
+func (g *guarded) Unwrap() any { return g.Process }
+
+func (g *guarded) Wait() (provider.Exit, error) {
+	type answer struct {
+		e   provider.Exit
+		err error
+	}
+	c := make(chan answer, 1)
+	go func() {
+		e, err := g.Process.Wait()
+		c <- answer{e, err}
+	}()
+	select {
+	case a := <-c:
+		return a.e, a.err
+	case <-g.ctx.Done():
+	}
+	select {
+	case a := <-c:
+		return a.e, a.err
+	case <-time.After(waitGrace):
+		return provider.Exit{}, errors.New("Wait does not return after the end of the context")
+	}
 }
 
 // exec runs a command to its end, without judging it.
@@ -290,7 +324,7 @@ func (b *box) exec(cmd provider.Cmd) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	e, err := p.Wait()
+	e, err := (&guarded{p, b.ctx}).Wait()
 	return result{out: out.String(), err: errw.String(), exit: e, took: time.Since(begin)}, err
 }
 

@@ -28,12 +28,16 @@ func (d runs) Create(ctx context.Context, n store.NewRun) (store.Run, bool, erro
 	if r := d.runs[n.ID]; r != nil {
 		return r.row(), false, nil
 	}
+	now := time.Now()
 	if n.Exclusive {
-		if r := d.active(n.Thread); r != nil {
-			return store.Run{}, false, &store.BusyError{Thread: n.Thread, RunID: r.ID}
+		first, last, count := d.running(n.Thread)
+		if count > max(n.Queue, 0) {
+			return store.Run{}, false, &store.BusyError{Thread: n.Thread, RunID: first.ID}
+		}
+		if last != nil && !now.After(last.StartedAt) {
+			now = last.StartedAt.Add(1) // clocks are coarse
 		}
 	}
-	now := time.Now()
 	r := &run{
 		Run: store.Run{
 			ID: n.ID, Thread: n.Thread, ParentRunID: n.ParentRunID,
@@ -52,13 +56,25 @@ func (d runs) Create(ctx context.Context, n store.NewRun) (store.Run, bool, erro
 
 // active is the thread's running run that started last.
 func (d *db) active(t store.Thread) *run {
-	var a *run
+	_, last, _ := d.running(t)
+	return last
+}
+
+// running are the oldest and the newest of the thread's running runs, and how
+// many there are.
+func (d *db) running(t store.Thread) (first, last *run, count int) {
 	for _, r := range d.runs {
-		if r.Thread == t && r.Active() && (a == nil || compareRuns(a, r) < 0) {
-			a = r
+		if r.Thread != t || !r.Active() {
+			continue
+		}
+		if count++; first == nil || compareRuns(r, first) < 0 {
+			first = r
+		}
+		if last == nil || compareRuns(last, r) < 0 {
+			last = r
 		}
 	}
-	return a
+	return first, last, count
 }
 
 func compareRuns(a, b *run) int {

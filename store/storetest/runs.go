@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -76,6 +77,59 @@ func RunRuns(t *testing.T, o Options) {
 		_, created, err = s.Runs.Create(t.Context(), n)
 		if err != nil || !created {
 			t.Errorf("after the end: %v", err)
+		}
+	})
+
+	o.run(t, "queue", func(t *testing.T, s store.Set) {
+		const limit, tries = 3, 24
+		th := store.Thread{ID: fresh("t")}
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var in []string
+		busy := map[string]int{}
+		for range tries {
+			wg.Go(func() {
+				n := store.NewRun{ID: fresh("run"), Thread: th, Exclusive: true, Queue: limit}
+				_, created, err := s.Runs.Create(t.Context(), n)
+				mu.Lock()
+				defer mu.Unlock()
+				var b *store.BusyError
+				switch {
+				case err == nil && created:
+					in = append(in, n.ID)
+				case errors.As(err, &b):
+					busy[b.RunID]++
+				default:
+					t.Errorf("create: %v %v", created, err)
+				}
+			})
+		}
+		wg.Wait()
+		line, _, err := s.Runs.List(t.Context(), store.Query{ThreadID: th.ID, Status: []store.Status{store.Running}})
+		ok(t, "list", err)
+		if len(in) != limit+1 || len(line) != limit+1 {
+			t.Fatalf("%d runs were let in, %d are listed", len(in), len(line))
+		}
+		if busy[line[0].ID] != tries-limit-1 || len(busy) != 1 {
+			t.Errorf("refused: %v, the oldest is %q", busy, line[0].ID)
+		}
+		for i := range line[1:] {
+			if !line[i].StartedAt.Before(line[i+1].StartedAt) {
+				t.Errorf("started at %v, and the next one at %v", line[i].StartedAt, line[i+1].StartedAt)
+			}
+		}
+		c := claim(t, s, line[0].ID, "h", store.ClaimOptions{})
+		_, err = s.Log.Finish(t.Context(), c, store.Final{Status: store.Completed})
+		ok(t, "finish", err)
+		last := fresh("run")
+		_, created, err := s.Runs.Create(t.Context(), store.NewRun{ID: last, Thread: th, Exclusive: true, Queue: limit})
+		if err != nil || !created {
+			t.Fatalf("after the end: %v", err)
+		}
+		line, _, err = s.Runs.List(t.Context(), store.Query{ThreadID: th.ID, Status: []store.Status{store.Running}})
+		ok(t, "list", err)
+		if len(line) != limit+1 || line[limit].ID != last {
+			t.Errorf("the newest one is not the last: %v", line)
 		}
 	})
 

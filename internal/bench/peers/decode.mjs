@@ -3,6 +3,7 @@
 // are those that the Go side makes for itself.
 import { readFileSync } from 'node:fs'
 import { translateSdkStream } from '@tanstack/ai-claude-code'
+import { maxRSS } from './memory.mjs'
 
 const [recording, turns] = [process.argv[2], Number(process.argv[3])]
 const hole = '%%%%%%%%'
@@ -38,4 +39,4 @@ for await (const chunk of translateSdkStream(messages(), { model: 'sonnet', runI
 }
 const seconds = (performance.now() - start) / 1000
 if (last !== 'RUN_FINISHED') throw new Error('the run ended with ' + last)
-console.log(JSON.stringify({ events, lines, seconds, maxRSS: (process.resourceUsage().maxRSS * 1024) / 1e6 }))
+console.log(JSON.stringify({ events, lines, seconds, maxRSS: maxRSS() }))

@@ -9,6 +9,7 @@ import { chat } from '@tanstack/ai'
 import { claudeCodeText } from '@tanstack/ai-claude-code'
 import { defineSandbox, defineWorkspace, withSandbox } from '@tanstack/ai-sandbox'
 import { localProcessSandbox } from '@tanstack/ai-sandbox-local-process'
+import { maxRSS } from './memory.mjs'
 
 const [dir, command] = process.argv.slice(2)
 const sandbox = defineSandbox({
@@ -39,5 +40,5 @@ for await (const _ of createInterface({ input: process.stdin })) {
   }
   const seconds = (performance.now() - start) / 1000
   if (last?.type !== 'RUN_FINISHED' || first === 0) throw new Error('the run ended with ' + JSON.stringify(last))
-  console.log(JSON.stringify({ first, events, seconds, maxRSS: (process.resourceUsage().maxRSS * 1024) / 1e6 }))
+  console.log(JSON.stringify({ first, events, seconds, maxRSS: maxRSS() }))
 }
