@@ -39,10 +39,9 @@ type place struct {
 
 // options are what a test wants of a place, where it can have that.
 type options struct {
-	log      *slog.Logger
-	base     string // state directory
-	exe      string // a program of the host to show inside, at insideExe
-	keepHome bool
+	log  *slog.Logger
+	base string // state directory
+	exe  string // a program of the host to show inside, at insideExe
 }
 
 // insideExe is where options.exe is in a container; elsewhere it has its own path.

@@ -103,8 +103,8 @@ func gnuQuoted(t *testing.T, s string) string {
 	cmd := exec.CommandContext(t.Context(), "cat", "/no/"+s)
 	cmd.Env = []string{"LC_ALL=C", "PATH=" + os.Getenv("PATH")}
 	out, err := cmd.CombinedOutput()
-	q, ok := strings.CutPrefix(strings.TrimSpace(string(out)), "cat: ")
-	if q, _, ok = strings.Cut(q, ": No such file"); err == nil || !ok {
+	q, _, ok := strings.Cut(strings.TrimPrefix(string(out), "cat: "), ": No such file")
+	if err == nil || !ok {
 		t.Fatalf("cat says %q", out)
 	}
 	return strings.TrimPrefix(strings.Trim(q, "'"), "/no/")

@@ -44,7 +44,10 @@ func attachAsContainer(t *testing.T) (*Handle, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = g.Close() })
+	t.Cleanup(func() {
+		removeProgram(g)
+		_ = g.Close()
+	})
 	return g, h.root
 }
 

@@ -16,7 +16,6 @@ import (
 	"github.com/aisandbox-go/aisandbox/event"
 	"github.com/aisandbox-go/aisandbox/internal/failpoint"
 	"github.com/aisandbox-go/aisandbox/journal"
-	"github.com/aisandbox-go/aisandbox/journal/frame"
 	"github.com/aisandbox-go/aisandbox/provider"
 	"github.com/aisandbox-go/aisandbox/store"
 )
@@ -49,7 +48,8 @@ type detached struct {
 	// one's.
 	base int64
 
-	token string // of the last process
+	tokens [2]string // of the agent, and of the one that is run instead (see [Fallback])
+	second bool
 }
 
 // privateDir is the private directory of a durable run. Every host that may drive
@@ -61,17 +61,6 @@ func privateDir(c store.Claim) string {
 	return "/tmp/aisandbox-" + hex.EncodeToString(m.Sum(nil))[:26]
 }
 
-// tokens are the names of the journals of a run's agent and of the one that is
-// run instead of it (see [Fallback]). No run id holds a NUL, so that the second
-// is no other run's first.
-func tokens(runID string) (first, second string, err error) {
-	if first, err = frame.Token(runID); err != nil {
-		return "", "", err
-	}
-	second, err = frame.Token(runID + "\x002")
-	return first, second, err
-}
-
 // streamDetached is stream for a durable run.
 func (t *turn) streamDetached(ctx context.Context) error {
 	claim, ok := t.run.Claim()
@@ -79,11 +68,17 @@ func (t *turn) streamDetached(ctx context.Context) error {
 	if !ok || !durable {
 		return errors.New("a durable run without a claim")
 	}
-	dt := &detached{turn: t, claim: claim, runs: d.Runs}
-	if re, ok := provider.As[provider.Reattacher](t.sb.Handle()); ok {
-		dt.re = re
-	} else {
-		dt.re = journal.Shell(t.sb.Handle())
+	dt := &detached{turn: t, claim: claim, runs: d.Runs, re: journal.Of(t.sb.Handle())}
+	rctx, stop := context.WithTimeout(alone(ctx), cleanupTime)
+	defer stop()
+	rec, err := d.Runs.Get(rctx, claim.RunID())
+	if err != nil {
+		return err
+	}
+	for n := range dt.tokens {
+		if dt.tokens[n], err = journal.Token(rec, n); err != nil {
+			return err
+		}
 	}
 	t.run.AfterEnd(dt.clean)
 	return dt.stream(ctx)
@@ -97,21 +92,19 @@ func (d *detached) stream(ctx context.Context) error {
 		}
 		// An agent may be at work.
 		if err = d.unknown(err); journal.Definite(err) {
-			d.finishOff(ctx, d.token)
+			d.finishOff(ctx, d.tokens[0])
 		} else if cause := context.Cause(ctx); cause != nil && endsAgent(cause) {
 			d.sb.Condemn("the agent can't be reached: " + err.Error())
 		}
 		return err
 	}
-	again, err := d.process(ctx, &next, d.token, true)
+	again, err := d.process(ctx, &next, d.tokens[0], true)
 	if err != nil || !again {
 		return err
 	}
 	// The first one did nothing, so that this one is the run's only agent.
-	if _, d.token, err = tokens(next.RunID); err != nil {
-		return err
-	}
-	p, err := d.probe(ctx, d.token)
+	d.second = true
+	p, err := d.probe(ctx, d.tokens[1])
 	if err != nil {
 		return d.unknown(err)
 	}
@@ -120,7 +113,7 @@ func (d *detached) stream(ctx context.Context) error {
 			return err
 		}
 	}
-	_, err = d.process(ctx, &next, d.token, false)
+	_, err = d.process(ctx, &next, d.tokens[1], false)
 	return err
 }
 
@@ -137,10 +130,7 @@ func (d *detached) begin(ctx context.Context) (next Turn, err error) {
 	if err := d.hide(plan); err != nil {
 		return next, err
 	}
-	if d.token, _, err = tokens(plan.RunID); err != nil {
-		return next, err
-	}
-	state, err := d.where(ctx, d.token)
+	state, err := d.where(ctx, d.tokens[0])
 	if err != nil {
 		return next, err
 	}
@@ -509,12 +499,8 @@ func (d *detached) clean(ctx context.Context, o chat.Outcome) {
 	if errors.As(o.Err, &diverged) {
 		return // it is evidence
 	}
-	first, second, err := tokens(d.claim.RunID())
-	if err != nil {
-		return
-	}
-	for _, token := range []string{first, second} {
-		if token == second && d.token != second {
+	for n, token := range d.tokens {
+		if n > 0 && !d.second {
 			break
 		}
 		if err := d.forget(ctx, token); err != nil {

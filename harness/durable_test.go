@@ -389,7 +389,7 @@ func thread(t *testing.T, w *world) []event.Message {
 func (w *world) withoutGuest() {
 	w.noGuest, w.id = true, "test-"+strings.ToLower(rand.Text())
 	w.t.Cleanup(func() {
-		files, _ := filepath.Glob(filepath.Join(journal.Dir, w.id+".*"))
+		files, _ := filepath.Glob(filepath.Join(journal.Dir, w.id+"*"))
 		for _, f := range files {
 			_ = os.RemoveAll(f)
 		}
@@ -402,7 +402,7 @@ func (w *world) leftovers() (out []string) {
 	if w.noGuest {
 		dir = journal.Dir
 	}
-	files, _ := filepath.Glob(filepath.Join(dir, w.id+".*"))
+	files, _ := filepath.Glob(filepath.Join(dir, w.id+"*"))
 	for _, f := range files {
 		if !strings.HasSuffix(f, ".gone") {
 			out = append(out, f)

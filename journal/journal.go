@@ -247,9 +247,6 @@ func (s *state) once(ctx context.Context, started time.Time) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	defer rc.Close()
-	// A read that hangs ends with ctx even if the backend takes no notice.
-	unhang := context.AfterFunc(tctx, func() { _ = rc.Close() })
-	defer unhang()
 	first := &firstByte{r: rc}
 	if s.off == 0 && s.dec == nil && s.o.AttachWait > 0 {
 		t := time.AfterFunc(max(s.o.AttachWait-time.Since(started), 0), func() {

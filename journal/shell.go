@@ -95,7 +95,7 @@ b=; [ -r /proc/sys/kernel/random/boot_id ] && IFS= read -r b </proc/sys/kernel/r
 printf '{"__start":1}\n' >>"$J" || exit 1
 printf '%s\n%s\n%s\n' $$ "$b" "$s" >"$L/pid"
 echo 1 >"$L/ready"
-( exec 3<"$I"; rm -f "$I"; AISBX_RUN=$t; export AISBX_RUN; exec "$@" <&3 3<&- ) >>"$J" 2>>"$E"
+( exec 3<"$I"; rm -f "$I"; AISBX_RUN=/$t/; export AISBX_RUN; exec "$@" <&3 3<&- ) >>"$J" 2>>"$E"
 c=$?
 x=$(tail -c 4096 "$E" 2>/dev/null | base64 2>/dev/null | tr -d '\n')
 printf '\n{"__exit":%d,"__nonce":"%s","__stderr":"%s"}\n' "$c" "$N" "$x" >>"$J"
@@ -139,18 +139,17 @@ fi
 i=0
 while [ $i -lt 100 ]; do
 	f=
-	for e in /proc/[0-9]*; do
-		n=${e#/proc/}
-		[ "$n" = "$P" ] && continue
-		[ "$n" = "$$" ] && continue
+	for n in $(grep -lsF "AISBX_RUN=/$t/" /proc/[0-9]*/environ 2>/dev/null) $([ $A = 1 ] && for e in /proc/[0-9]*; do
 		s=; { IFS= read -r s <"$e/stat"; } 2>/dev/null || continue
+		s=${s##*) }; set -- $s
+		[ "${4-}" = "$P" ] && echo "$e/"
+	done); do
+		n=${n#/proc/}; n=${n%%/*}
+		[ "$n" = "$P" ] && continue
+		s=; { IFS= read -r s <"/proc/$n/stat"; } 2>/dev/null || continue
 		s=${s##*) }
-		set -- $s
-		[ "${1-}" = Z ] && continue
-		m=
-		[ $A = 1 ] && [ "${4-}" = "$P" ] && m=1
-		[ -n "$m" ] || { tr '\0' '\n' <"$e/environ" 2>/dev/null | grep -qxF "AISBX_RUN=$t" && m=1; }
-		[ -n "$m" ] && kill -9 "$n" 2>/dev/null && f=1
+		[ "${s%% *}" = Z ] && continue
+		kill -9 "$n" 2>/dev/null && f=1
 	done
 	[ -n "$f" ] || exit 0
 	i=$((i+1)); sleep 0.05 2>/dev/null || sleep 1

@@ -107,7 +107,8 @@ type Reattacher interface {
 	Probe(ctx context.Context, token string) (Probe, error)
 
 	// Tail returns the journal's bytes from an offset on. With follow it stays
-	// open until the process has ended and all was read.
+	// open until the process has ended and all was read. The end of ctx ends the
+	// reading, too.
 	Tail(ctx context.Context, token string, from int64, follow bool) (io.ReadCloser, error)
 
 	// Kill signals the process group of token; sig 9 ends the whole tree and

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"runtime"
@@ -21,6 +22,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/aisandbox-go/aisandbox/internal/proc"
@@ -51,7 +53,10 @@ type server struct {
 	env      []string
 	journals *journals
 	facts    wire.Facts
+	umask    fs.FileMode
 	listens  atomic.Int64
+
+	noInotify bool // tests: as where watches have run out
 }
 
 func newServer(c config) (*server, error) {
@@ -72,6 +77,9 @@ func newServer(c config) (*server, error) {
 	}
 	s.roots = newRoots(owner, c.root, c.private)
 	s.env = baseEnv(os.Environ())
+	umask := syscall.Umask(0) // there is no call that only reads it
+	syscall.Umask(umask)
+	s.umask = fs.FileMode(umask)
 	s.journals = &journals{server: s, dir: c.journal}
 	exe, _ := os.Readlink("/proc/self/exe")
 	s.facts = wire.Facts{

@@ -428,6 +428,7 @@ type journalWriter struct {
 	tally frame.Tally
 	last  time.Time
 	lost  bool
+	limit time.Duration // how long a full disk holds the agent back before it is ended
 }
 
 func newJournalWriter(name, reserve string, header []byte) (*journalWriter, error) {
@@ -435,7 +436,7 @@ func newJournalWriter(name, reserve string, header []byte) (*journalWriter, erro
 	if err != nil {
 		return nil, err
 	}
-	j := &journalWriter{f: f, reserve: reserve}
+	j := &journalWriter{f: f, reserve: reserve, limit: fullLimit}
 	if err := os.WriteFile(reserve, make([]byte, 4<<10), 0o600); err != nil {
 		return nil, err
 	}
@@ -459,7 +460,6 @@ func (j *journalWriter) append(b []byte) error {
 	return nil
 }
 
-// fullLimit is how long a full disk holds the agent back before it is ended.
 const fullLimit = 30 * time.Second
 
 // put appends frames of output, waiting for space where there is none. Called
@@ -477,7 +477,7 @@ func (j *journalWriter) put(b []byte, types ...frame.Frame) error {
 			}
 			return nil
 		}
-		if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) || time.Since(begin) > fullLimit {
+		if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) || time.Since(begin) > j.limit {
 			j.lost = true
 			if j.full != nil {
 				go j.full()

@@ -127,12 +127,12 @@ func (u *untar) entry(tr *tar.Reader, h *tar.Header) error {
 		return err
 	}
 	base := path.Base(name)
-	var make func() error
+	var create func() error
 	switch h.Typeflag {
 	case tar.TypeReg:
-		make = func() error { return u.file(dir, base, tr, h) }
+		create = func() error { return u.file(dir, base, tr, h) }
 	case tar.TypeSymlink:
-		make = func() error {
+		create = func() error {
 			if err := dir.Symlink(h.Linkname, base); err != nil {
 				return err
 			}
@@ -143,16 +143,16 @@ func (u *untar) entry(tr *tar.Reader, h *tar.Header) error {
 		if err != nil {
 			return fmt.Errorf("hard link to %q: %w", h.Linkname, err)
 		}
-		make = func() error { return u.top.Link(old, name) }
+		create = func() error { return u.top.Link(old, name) }
 	}
-	err = make()
+	err = create()
 	if errors.Is(err, fs.ErrExist) {
 		// Removed rather than overwritten: what is there may be a link, or have
 		// other names.
 		if err := u.clear(dir, base); err != nil {
 			return err
 		}
-		err = make()
+		err = create()
 	}
 	return err
 }
@@ -207,7 +207,7 @@ func (u *untar) parent(dir string) (*os.Root, error) {
 }
 
 func (u *untar) file(dir *os.Root, base string, tr *tar.Reader, h *tar.Header) error {
-	f, err := dir.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
+	f, err := u.s.create(dir, base, h.FileInfo().Mode())
 	if err != nil {
 		return err
 	}
@@ -343,10 +343,14 @@ func (t *tarring) entry(r *os.Root, name, prefix string) error {
 	h := &tar.Header{
 		Name: prefix + name, Mode: int64(st.Mode().Perm()), ModTime: st.ModTime(), Format: tar.FormatPAX,
 	}
-	for bit, m := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
-		if st.Mode()&bit != 0 {
-			h.Mode |= m
-		}
+	if st.Mode()&fs.ModeSetuid != 0 {
+		h.Mode |= 0o4000
+	}
+	if st.Mode()&fs.ModeSetgid != 0 {
+		h.Mode |= 0o2000
+	}
+	if st.Mode()&fs.ModeSticky != 0 {
+		h.Mode |= 0o1000
 	}
 	switch {
 	case st.IsDir():

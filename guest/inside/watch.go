@@ -131,9 +131,13 @@ func (w *watcher) start() error {
 		return err
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
+	switch {
+	case err != nil:
 		w.polling = true
-	} else {
+	case w.s.noInotify:
+		_ = unix.Close(fd)
+		w.polling = true
+	default:
 		w.inotify = os.NewFile(uintptr(fd), "inotify")
 	}
 	w.root = &node{wd: -1, files: map[string]sig{}, subs: map[string]*node{}}

@@ -60,6 +60,7 @@ var table = []struct {
 
 	{"journal", rule{[]string{"provider", "event", "store", "journal/frame"}, none}},
 	{"journal/frame", rule{none, none}},
+	{"journal/journaltest", rule{[]string{"journal", "journal/frame", "provider"}, none}},
 
 	{"checkpoint", rule{[]string{"provider", "store", "secret"}, []string{"github.com/restic/chunker", "github.com/klauspost/compress/zstd"}}},
 	{"watch", rule{[]string{"provider", "event"}, none}},

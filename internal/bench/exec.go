@@ -131,7 +131,7 @@ func guestMemory(ctx context.Context, e *env, name string) ([]Row, error) {
 		return nil, err
 	}
 	rss := float64(u.GuestMemory) / 1e6
-	r := Row{Metric: fmt.Sprintf("guest memory after %d execs, %s", memoryExecs, name), Unit: "MB", Ours: Stat{rss, rss, 1}}
+	r := Row{Metric: fmt.Sprintf("guest memory after %d execs, %s", memoryExecs, name), Unit: "MB", Ours: single(rss)}
 	r.atMost(10)
 	return []Row{r}, nil
 }

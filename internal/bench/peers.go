@@ -182,7 +182,7 @@ func peerSandboxAgent(ctx context.Context, e *env) ([]Row, error) {
 		{Metric: "start to first exec answered, local", Unit: "ms", Ours: millis(start[0]), Baseline: peer, Base: millis(start[1]),
 			Note: "The peer's server is started without its launcher, and is waited for by asking it every 0.2 ms; its end counts, too, which takes less than a millisecond."},
 		{Metric: "exec of true, local", Unit: "ms", Ours: millis(execs[0]), Baseline: peer, Base: millis(execs[1])},
-		{Metric: fmt.Sprintf("memory after %d execs, local", memoryExecs), Unit: "MB", Ours: Stat{ours, ours, 1}, Baseline: peer, Base: Stat{theirs, theirs, 1}},
+		{Metric: fmt.Sprintf("memory after %d execs, local", memoryExecs), Unit: "MB", Ours: single(ours), Baseline: peer, Base: single(theirs)},
 	}, nil
 }
 
@@ -333,7 +333,7 @@ func wholeRuns(ctx context.Context, e *env, peers, rec string) ([]Row, error) {
 		}
 		script := "cat >/dev/null; exec cat " + file
 		var ours, theirs decodings
-		_, err := interleave(ctx, e.rounds(3),
+		_, err := interleave(ctx, e.rounds(2),
 			side{do: func(ctx context.Context) (time.Duration, error) { return e.wholeRun(ctx, &ours, repo, script) }},
 			side{do: func(context.Context) (time.Duration, error) {
 				ts, err := startTanStack(peers, repo, "{ "+script+"; }")

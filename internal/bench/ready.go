@@ -108,7 +108,7 @@ func guestSize(_ context.Context, e *env) ([]Row, error) {
 			return rows, err
 		}
 		size := float64(st.Size()) / (1 << 20)
-		r := Row{Metric: "embedded guest, linux/" + arch, Unit: "MiB", Ours: Stat{size, size, 1}}
+		r := Row{Metric: "embedded guest, linux/" + arch, Unit: "MiB", Ours: single(size)}
 		r.atMost(6)
 		rows = append(rows, r)
 	}

@@ -9,6 +9,7 @@ import (
 
 // Stat is what is kept of a series of measurements, in the row's unit.
 type Stat struct {
+	P10 float64 `json:"p10"` // what is left of it on a machine that does nothing else
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
 	N   int     `json:"n"`
@@ -17,8 +18,11 @@ type Stat struct {
 // stat condenses values; none make the zero Stat.
 func stat(values []float64) Stat {
 	s := slices.Sorted(slices.Values(values))
-	return Stat{P50: percentile(s, 50), P99: percentile(s, 99), N: len(s)}
+	return Stat{P10: percentile(s, 10), P50: percentile(s, 50), P99: percentile(s, 99), N: len(s)}
 }
+
+// single is the Stat of one measurement.
+func single(v float64) Stat { return stat([]float64{v}) }
 
 // millis is stat of times, in milliseconds.
 func millis(times []time.Duration) Stat {

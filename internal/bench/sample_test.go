@@ -40,7 +40,7 @@ func TestPercentile(t *testing.T) {
 
 func TestStat(t *testing.T) {
 	in := []time.Duration{3 * time.Millisecond, 1500 * time.Microsecond, 40 * time.Millisecond}
-	if d := cmp.Diff(Stat{P50: 3, P99: 40, N: 3}, millis(in)); d != "" {
+	if d := cmp.Diff(Stat{P10: 1.5, P50: 3, P99: 40, N: 3}, millis(in)); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if d := cmp.Diff(Stat{}, millis(nil)); d != "" {

@@ -68,13 +68,13 @@ func TestGoals(t *testing.T) {
 }
 
 func TestTable(t *testing.T) {
-	fast := Row{Metric: "exec", Unit: "ms", Ours: Stat{1.25, 3, 100}, Baseline: "engine", Base: Stat{50, 90, 100}}
+	fast := Row{Metric: "exec", Unit: "ms", Ours: Stat{P50: 1.25, P99: 3, N: 100}, Baseline: "engine", Base: Stat{P50: 50, P99: 90, N: 100}}
 	fast.timesBetter(20)
 	fast.atMost(1)
-	size := Row{Metric: "size", Unit: "MiB", Ours: Stat{3, 3, 1}, Note: "of one file."}
+	size := Row{Metric: "size", Unit: "MiB", Ours: single(3), Note: "of one file."}
 	gone := Row{Metric: "gone", Unit: "ms", Missing: "no engine"}
 	gone.atMost(1)
-	half := Row{Metric: "half", Unit: "ms", Ours: Stat{4, 4, 1}, Baseline: "peer", Missing: "no npm"}
+	half := Row{Metric: "half", Unit: "ms", Ours: single(4), Baseline: "peer", Missing: "no npm"}
 	var b strings.Builder
 	if err := writeTable(&b, []Row{fast, size, gone, half}); err != nil {
 		t.Fatal(err)

@@ -45,12 +45,12 @@ func eventRows(n int) string {
 
 func (e *engine) prepare(c *storesql.Core) {
 	e.core = c
-	e.appendText = c.SQL(`WITH owned AS (` + c.AppendSQL() + ` RETURNING part, next_seq-CAST($4 AS bigint) AS first),
+	e.appendText = c.SQL(`WITH owned AS (` + c.AppendSQL() + ` RETURNING part, next_seq-CAST($4 AS bigint) AS first, {now} AS at),
  ins AS (INSERT INTO run_events(part, run_id, seq, epoch, origin, src_off, src_idx, fp, at, chunk)
- SELECT o.part, $1, o.first+c.ord-1, $2, CASE WHEN c.src_off IS NULL THEN 1 ELSE 0 END, c.src_off, c.src_idx, c.fp, {now}, c.chunk FROM owned o, ` + eventRows(9) + `)
+ SELECT o.part, $1, o.first+c.ord-1, $2, CASE WHEN c.src_off IS NULL THEN 1 ELSE 0 END, c.src_off, c.src_idx, c.fp, o.at, c.chunk FROM owned o, ` + eventRows(9) + `)
  SELECT first FROM owned`)
 	e.insertText = c.SQL(`INSERT INTO run_events(part, run_id, seq, epoch, origin, src_off, src_idx, fp, at, chunk)
- SELECT r.part, r.run_id, $2+c.ord-1, $3, CASE WHEN c.src_off IS NULL THEN 1 ELSE 0 END, c.src_off, c.src_idx, c.fp, {now}, c.chunk FROM runs r, ` + eventRows(4) + ` WHERE r.run_id=$1`)
+ SELECT r.part, r.run_id, $2+c.ord-1, $3, CASE WHEN c.src_off IS NULL THEN 1 ELSE 0 END, c.src_off, c.src_idx, c.fp, n.at, c.chunk FROM runs r, (SELECT {now} AS at) n, ` + eventRows(4) + ` WHERE r.run_id=$1`)
 }
 
 func arrays(rows []storesql.EventRow) []any {

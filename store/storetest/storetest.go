@@ -32,6 +32,9 @@ type Options struct {
 	// synctest.Test. Nil: it waits, and tests that wait use short times.
 	Bubble func(t *testing.T, f func(t *testing.T))
 
+	// Retainer returns what forgets for a store that New made. Nil: nothing does.
+	Retainer func(s store.Set) (store.Retainer, bool)
+
 	// Writers is how many writers fight for one run. 0: 8.
 	Writers int
 }
