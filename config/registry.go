@@ -4,16 +4,14 @@
 package config
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 
 	"github.com/aisandbox-go/aisandbox/chat"
 	"github.com/aisandbox-go/aisandbox/provider"
+	"github.com/aisandbox-go/aisandbox/store"
 )
 
 // Registry is what the command and the server offer, by name. A factory must not
@@ -25,7 +23,16 @@ type Registry struct {
 	// Auto is the order in which "auto" tries providers. The first whose Ping
 	// succeeds is taken.
 	Auto []string
+
+	// Stores open what a server keeps its runs in, by kind: "sqlite", whose
+	// location is a path, and "postgres", whose location is a URL.
+	Stores map[string]OpenStore
 }
+
+// OpenStore opens a store. The closer, which whoever opened it calls once at the
+// end, is a [store.Retainer] too where the store has to be told to forget. The
+// logger hears of what goes wrong in the background and may be nil.
+type OpenStore func(ctx context.Context, location string, logger *slog.Logger) (store.Set, io.Closer, error)
 
 // Provider is a backend on offer.
 type Provider struct {
@@ -64,32 +71,4 @@ type Program struct {
 	Path    string   // the executable, links resolved
 	Version string   // as it reports itself; may be empty
 	Mounts  []string // host paths that must be visible for Path to run
-}
-
-// SectionError says what is wrong in a section.
-type SectionError struct {
-	Section string // "provider docker"
-	Err     error
-}
-
-func (e *SectionError) Error() string { return fmt.Sprintf("config: %s: %v", e.Section, e.Err) }
-
-// Unwrap returns the cause.
-func (e *SectionError) Unwrap() error { return e.Err }
-
-// Decode decodes a section strictly into a struct. An empty section leaves the
-// struct as it is.
-func Decode(name string, section json.RawMessage, into any) error {
-	if len(bytes.TrimSpace(section)) == 0 {
-		return nil
-	}
-	dec := json.NewDecoder(bytes.NewReader(section))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(into); err != nil {
-		return &SectionError{Section: name, Err: err}
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return &SectionError{Section: name, Err: errors.New("text after the object")}
-	}
-	return nil
 }

@@ -32,6 +32,11 @@ type Deps struct {
 
 	Lease time.Duration // 0: store.DefaultLease
 
+	// Deployment names what shares one Instances: every sandbox made for it carries
+	// the name, so that the reaper can tell one that lost its record from somebody
+	// else's (spec 04 §21.11). Empty: nobody looks for such. Not used without Instances.
+	Deployment string
+
 	// Progress is told what happens, phase by phase; nil: nobody. It is called from
 	// the goroutines of Ensure, set-up steps of a parallel group at the same time.
 	Progress func(ProgressEvent)
@@ -457,6 +462,9 @@ func (e *ensurer) spec(gen int64) provider.Spec {
 		},
 		Network: e.def.d.Network,
 	}
+	if e.deps.Deployment != "" && e.deps.Instances != nil {
+		s.Labels[LabelDeployment] = e.deps.Deployment
+	}
 	if gen > 1 {
 		// The one before may still hold the name.
 		s.Key += "g" + strconv.FormatInt(gen%(36*36*36), 36)
@@ -472,6 +480,7 @@ const (
 	LabelKey        = "aisbx.key"
 	LabelGen        = "aisbx.gen"
 	LabelDefinition = "aisbx.definition"
+	LabelDeployment = "aisbx.deployment"
 )
 
 // restore makes the sandbox from the record's snapshot, in the same generation:

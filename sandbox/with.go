@@ -29,6 +29,9 @@ var (
 
 	// InstancesToken carries the store of sandboxes, where WithOptions names none.
 	InstancesToken = chat.NewToken[store.Instances]("sandbox-instances", "set WithOptions.Instances")
+
+	// DeploymentToken carries Deps.Deployment, where WithOptions has none.
+	DeploymentToken = chat.NewToken[string]("sandbox-deployment", "set WithOptions.Deployment")
 )
 
 // WithOptions belong to [With]. Of each dependency the field here comes first,
@@ -55,7 +58,7 @@ func With(def *Def, o WithOptions) chat.Middleware {
 	m := chat.Middleware{
 		Name:     "sandbox",
 		Provides: []chat.AnyToken{Token, DefToken, DifferToken},
-		After:    []chat.AnyToken{chat.Leases, InstancesToken},
+		After:    []chat.AnyToken{chat.Leases, InstancesToken, DeploymentToken},
 		Setup:    func(ctx context.Context, r *chat.Run) error { return setUp(ctx, r, def, o) },
 		Done:     tearDown,
 	}
@@ -89,6 +92,9 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 	}
 	if s.deps.Leases == nil {
 		s.deps.Leases, _ = chat.Leases.Get(r)
+	}
+	if s.deps.Deployment == "" {
+		s.deps.Deployment, _ = DeploymentToken.Get(r)
 	}
 	if s.deps.Logger == nil {
 		s.deps.Logger = r.Logger()

@@ -127,6 +127,8 @@ func TestResponsesAreAsDescribed(t *testing.T) {
 	a.play = gated(gate).play
 	base := h.listen(t)
 	open(t, "POST", base+chatPath, body("t4", "r4", "hi")).until("TEXT_MESSAGE_END")
+	eventually(t, "at work", func() bool { _, most := a.started(); return most == 1 })
+	a.play = says(finished).play
 	id := frames(t, h.do(t, "GET", chatPath+"?offset=-1&runId=r", "").Body)[0].id
 
 	covered := map[string]bool{}

@@ -157,7 +157,7 @@ func TestForeignInterruptIsNoGate(t *testing.T) {
 func TestQueuedBehindAQuestion(t *testing.T) {
 	for name, last := range map[string]event.Event{
 		"unknown-interrupt": asking("r0", "i1"),
-		"": event.RunFinished{Outcome: &event.Outcome{Type: "interrupt", Interrupts: []json.RawMessage{json.RawMessage(`{"id":"i1","reason":"tool_call"}`)}}},
+		"":                  event.RunFinished{Outcome: &event.Outcome{Type: "interrupt", Interrupts: []json.RawMessage{json.RawMessage(`{"id":"i1","reason":"tool_call"}`)}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gate := make(chan struct{})

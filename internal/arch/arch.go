@@ -77,10 +77,11 @@ var table = []struct {
 	// An agent turns the policy of its plan into rules of its own.
 	{"harness/…", rule{[]string{"harness", "chat", "event", "provider", "policy"}, nil}},
 
+	{"reaper", rule{[]string{"chat", "sandbox", "store", "journal", "provider", "event"}, none}},
 	{"server", rule{append([]string{"sandbox", "chat"}, contracts...), nil}},
 	{"modeltest", rule{none, nil}},
 	{"config", rule{append([]string{"sandbox", "chat"}, contracts...), []string{"github.com/goccy/go-yaml", "github.com/google/jsonschema-go"}}},
-	{"cli", rule{append([]string{"sandbox", "bridge", "harness", "server", "modeltest", "config"}, engine...), nil}},
+	{"cli", rule{append([]string{"sandbox", "bridge", "harness", "server", "reaper", "modeltest", "config"}, engine...), nil}},
 
 	{"cmd/aisandbox-guest", rule{[]string{"guest/inside", "harness/scripted/player"}, none}},
 	{"cmd/aisandbox", rule{[]string{"…"}, nil}},

@@ -27,6 +27,11 @@ const (
 	BeforeFinish    = "finish.before"    // H11
 	AfterFinish     = "finish.after"     // H12, H13: finished, nothing is cleaned up
 
+	ReapTaken       = "reap.taken"        // H17: the run was given out, nothing was done
+	ReapClaimed     = "reap.claimed"      // H17: a run that ends without a driver is claimed
+	RetireRecorded  = "janitor.retired"   // H17: the sandbox is to be destroyed, the provider not asked
+	DestroyAnswered = "janitor.destroyed" // H17: it is gone, its record doesn't say so
+
 	Renew = "claim.renew" // a renewal is about to be sent: so that a test can keep a whole host asleep
 )
 

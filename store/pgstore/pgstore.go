@@ -15,9 +15,11 @@ package pgstore
 import (
 	"context"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/aisandbox-go/aisandbox/internal/storesql"
@@ -65,6 +67,7 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	}
 	cfg.MaxConns = int32(min(o.Conns, 1000))
 	cfg.ConnConfig.ConnectTimeout = o.Timeout
+	cfg.ConnConfig.DialFunc = dial(cfg.ConnConfig.DialFunc, o.Timeout)
 	params := cfg.ConnConfig.RuntimeParams
 	params["application_name"] = "aisandbox"
 	params["statement_timeout"] = ms(o.Timeout)
@@ -116,6 +119,31 @@ func (s *Store) Close() error { return s.close() }
 func (s *Store) Retain(ctx context.Context, r store.Retention) (store.Retained, error) {
 	out, err := s.core.Retain(ctx, r, s.engine.dropParts)
 	return out, mapError(err)
+}
+
+// dial makes connections that don't wait for a silent server longer than a try
+// may last. Without it a connection that was given up would keep its place in the pool
+// for a quarter of a minute, to say goodbye.
+func dial(inner pgconn.DialFunc, limit time.Duration) pgconn.DialFunc {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := inner(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return impatient{c, limit}, nil
+	}
+}
+
+type impatient struct {
+	net.Conn
+	limit time.Duration
+}
+
+func (c impatient) SetDeadline(t time.Time) error {
+	if latest := time.Now().Add(c.limit); t.After(latest) {
+		t = latest
+	}
+	return c.Conn.SetDeadline(t)
 }
 
 var dialect = storesql.Dialect{

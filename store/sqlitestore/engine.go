@@ -36,7 +36,7 @@ type engine struct {
 	dead  chan struct{} // closed: nothing is answered any more
 	wg    sync.WaitGroup
 
-	commits, served int64 // for tests, of the committer
+	commits int // of the committer, for tests
 }
 
 var _ storesql.Engine = (*engine)(nil)
@@ -248,7 +248,6 @@ func (e *engine) together(ctx context.Context, tx writer, group []*request) erro
 	}
 	_, err := tx.Exec(ctx, "COMMIT")
 	e.commits++
-	e.served += int64(len(group))
 	return err
 }
 
@@ -256,6 +255,13 @@ func (e *engine) Read(ctx context.Context, f func(ctx context.Context, tx stores
 	err := f(ctx, reader{e})
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	select {
+	case <-e.quit:
+		if err != nil {
+			return errClosed()
+		}
+	default:
 	}
 	return mapError(err)
 }
