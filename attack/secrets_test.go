@@ -167,7 +167,7 @@ func (s *scene) outside(skip ...string) {
 // model is a mock of the model's API.
 func (s *scene) model(turns ...modeltest.Turn) chat.Adapter {
 	m := modeltest.NewServer(s.t, modeltest.Script{Turns: turns})
-	return claudecode.Text("sonnet", claudecode.Options{Executable: []string{s.exe}, BaseURL: m.URL, APIKey: s.key})
+	return claudecode.Text("sonnet", claudecode.Options{Executable: []string{s.exe}, BaseURL: m.URL, Keys: apiKey(s.key)})
 }
 
 // box attaches to the scene's sandbox.
@@ -501,3 +501,12 @@ func (s *scene) fails(what string, err error) {
 }
 
 func shQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// apiKey is a set that holds one API key.
+func apiKey(v string) *secret.Set {
+	s, err := secret.NewSet(map[string]string{"ANTHROPIC_API_KEY": v})
+	if err != nil {
+		panic(err)
+	}
+	return s
+}

@@ -587,3 +587,46 @@ func TestTakeoverLatency(t *testing.T) {
 		})
 	}
 }
+
+func TestAbandon(t *testing.T) {
+	for _, tt := range []struct {
+		e    chat.Ending
+		last string
+	}{
+		{chat.Ending{Status: store.Aborted}, "RUN_ERROR aborted"},
+		{chat.Ending{Status: store.Failed}, "RUN_ERROR abandoned"},
+		{chat.Ending{Status: store.Failed, Code: "never_launched", Message: "gone"}, "RUN_ERROR never_launched"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New(memstore.Options{})
+			detachAfter(t, s, 11, story()) // in the middle of a text
+			if err := s.Runs.RequestCancel(t.Context(), "r", "x"); err != nil {
+				t.Fatal(err)
+			}
+			d := chat.Durability{Runs: s.Runs, Log: s.Log}
+			rec, err := chat.Abandon(t.Context(), d, "r", tt.e)
+			if err != nil || rec.Status != tt.e.Status || rec.Error.Code == "" {
+				t.Fatalf("%+v, %v", rec, err)
+			}
+			log, _ := s.Log.Snapshot(t.Context(), "r")
+			var all []event.Event
+			for _, e := range log {
+				all = append(all, e.Event)
+			}
+			if err := event.Validate(all); err != nil {
+				t.Error(err)
+			}
+			if got := show(all[len(all)-1]); got != tt.last {
+				t.Errorf("last: %s", got)
+			}
+			var refused *store.ClaimError
+			if _, err := chat.Abandon(t.Context(), d, "r", tt.e); !errors.As(err, &refused) {
+				t.Errorf("twice: %v", err)
+			}
+		})
+	}
+	s := memstore.New(memstore.Options{})
+	if _, err := chat.Abandon(t.Context(), chat.Durability{Runs: s.Runs, Log: s.Log}, "r", chat.Ending{Status: store.Completed}); err == nil {
+		t.Error("abandoned as completed")
+	}
+}

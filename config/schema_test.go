@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,6 +54,7 @@ func generated(t *testing.T) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tighten(s)
 	s.Schema = "https://json-schema.org/draft/2020-12/schema"
 	s.Title = "aisandbox.yaml"
 	b, err := json.Marshal(s)
@@ -64,6 +66,28 @@ func generated(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	return append(out.Bytes(), '\n')
+}
+
+// tighten takes away what Go values have and the file hasn't: null and numbers
+// below 1.
+func tighten(s *jsonschema.Schema) {
+	if i := slices.Index(s.Types, "null"); i >= 0 {
+		s.Type, s.Types = s.Types[1-i], nil
+	}
+	if s.Type == "integer" && s.Minimum == nil {
+		s.Minimum = jsonschema.Ptr(1.0)
+	}
+	for _, p := range s.Properties {
+		tighten(p)
+	}
+	for _, p := range s.AnyOf {
+		tighten(p)
+	}
+	for _, p := range []*jsonschema.Schema{s.Items, s.AdditionalProperties} {
+		if p != nil {
+			tighten(p)
+		}
+	}
 }
 
 func TestSchema(t *testing.T) {
@@ -161,6 +185,8 @@ func TestSchemaRefuses(t *testing.T) {
 		"sandboxes: {a: {harness: x, env: {A: [b]}}}\n",
 		"sandboxes: {a: {harness: x, policy: {default: maybe}}}\n",
 		ok + "limits: {body: 1KB}\n",
+		ok + "limits: {runs: 0}\n",
+		"sandboxes: {a: {harness: x, secrets: ~}}\n",
 		ok + "retention: {events: forever}\n",
 		ok + "store: {sqlite: {}}\n",
 		ok + "auth: {keys: [{token: abc}]}\n",

@@ -23,6 +23,7 @@ import (
 	"github.com/aisandbox-go/aisandbox/modeltest"
 	"github.com/aisandbox-go/aisandbox/policy"
 	"github.com/aisandbox-go/aisandbox/provider"
+	"github.com/aisandbox-go/aisandbox/secret"
 )
 
 // agent is the claude-code harness with the real CLI, without a sandbox around
@@ -45,7 +46,7 @@ func (a *agent) turn(o claudecode.Options, p harness.Plan) []event.Event {
 	o.Executable = []string{a.bin}
 	o.BaseURL = a.model.URL
 	if o.AuthMode == "" {
-		o.APIKey = "sk-fake"
+		o.Keys = apiKey("sk-fake")
 	}
 	p.RunID, p.ThreadID = harnesstest.RunID, "thread-1"
 	p.Root, p.Private = a.dir, a.t.TempDir()
@@ -322,4 +323,13 @@ func TestClaudeHarnessErrors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// apiKey is a set that holds one API key.
+func apiKey(v string) *secret.Set {
+	s, err := secret.NewSet(map[string]string{"ANTHROPIC_API_KEY": v})
+	if err != nil {
+		panic(err)
+	}
+	return s
 }

@@ -136,7 +136,7 @@ func (r *rig) start(prompt, options string) *chat.Run {
 		Options:  json.RawMessage(options),
 		Timeout:  90 * time.Second,
 		Adapter: claudecode.Text("sonnet", claudecode.Options{
-			Executable: []string{r.exe}, BaseURL: r.model.URL, APIKey: "sk-fake-key-of-a-test",
+			Executable: []string{r.exe}, BaseURL: r.model.URL, Keys: apiKey("sk-fake-key-of-a-test"),
 			Env: r.extra, MaxRetries: r.budget,
 		}),
 		Use: []chat.Middleware{sandbox.With(r.def, sandbox.WithOptions{Deps: r.deps})},

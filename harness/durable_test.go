@@ -410,3 +410,43 @@ func (w *world) leftovers() (out []string) {
 	}
 	return out
 }
+
+// The same by commands alone: the places where a second agent could start or an
+// end be lost.
+func TestCrashMatrixWithoutGuest(t *testing.T) {
+	for _, point := range []string{failpoint.LaunchRecorded, failpoint.LaunchSent, failpoint.AfterAppend, failpoint.ExitRead} {
+		t.Run(point, func(t *testing.T) {
+			w := newWorld(t)
+			w.withoutGuest()
+			s := &sleeper{host: "A", point: point, nth: max(nth[point], 1), asleep: make(chan struct{}), wake: make(chan struct{})}
+			defer failpoint.Arm(s.hit)()
+			wakeUp := sync.OnceFunc(func() { close(s.wake) })
+			defer wakeUp()
+			a, err := chat.Start(t.Context(), w.request("A", w.counting(10)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-s.asleep
+			b, err := w.attach(t.Context(), w.request("B", w.counting(10)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if o := finish(t, b); o.Kind != chat.Finished {
+				t.Fatalf("B: %+v", o)
+			}
+			rec, log := w.record(), w.log()
+			wakeUp()
+			if o := finish(t, a); o.Kind != chat.Fenced && !errors.Is(o.Err, store.ErrSealed) {
+				t.Errorf("A: %+v", o)
+			}
+			if d := cmp.Diff(rec, w.record()); d != "" || len(log) != len(w.log()) {
+				t.Errorf("A changed the run:\n%s", d)
+			}
+			w.legal()
+			w.clean()
+			if text := said(log); len(text) != 12 || text[11] != "no end" {
+				t.Errorf("%q", text)
+			}
+		})
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/aisandbox-go/aisandbox/event"
 	"github.com/aisandbox-go/aisandbox/policy"
 	"github.com/aisandbox-go/aisandbox/provider"
+	"github.com/aisandbox-go/aisandbox/secret"
 )
 
 // CLI is the whole of what one agent program needs from us. Its methods are
@@ -112,10 +113,10 @@ type HostURLs interface {
 }
 
 // Secrets is offered by a CLI that hands its program secrets which are not the
-// workspace's, such as an API key of this host: values by name. They are hidden
-// from everything that the run says, as the workspace's are.
+// workspace's, such as an API key of this host. They are hidden from everything
+// that the run says, as the workspace's are.
 type Secrets interface {
-	Secrets(p Plan) (map[string]string, error)
+	Secrets(p Plan) (*secret.Set, error)
 }
 
 // AbortLadder is offered by a CLI that wants other signals on a cancel than

@@ -435,7 +435,10 @@ func TestScriptedAgentIsTakenOver(t *testing.T) {
 	}
 	two := newWorld(t)
 	two.id = "r2"
-	run = two.begin("A", agent(), "more ")
+	if run, err = chat.Start(t.Context(), two.request("A", agent())); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it runs", func() bool { return len(prints(two.log())) > 5 })
 	for _, owner := range []string{"B", "C", "D"} {
 		run.Detach(chat.ErrShutdown)
 		finish(t, run)

@@ -236,11 +236,7 @@ func (t *turn) hide(p Plan) error {
 	if !ok {
 		return nil
 	}
-	vals, err := s.Secrets(p)
-	if err != nil {
-		return err
-	}
-	set, err := secret.NewSet(vals)
+	set, err := s.Secrets(p)
 	if err != nil {
 		return err
 	}

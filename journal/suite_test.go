@@ -1,16 +1,21 @@
 package journal_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/aisandbox-go/aisandbox/guest"
 	"github.com/aisandbox-go/aisandbox/internal/testenv"
 	"github.com/aisandbox-go/aisandbox/journal"
+	"github.com/aisandbox-go/aisandbox/journal/frame"
 	"github.com/aisandbox-go/aisandbox/journal/journaltest"
 	"github.com/aisandbox-go/aisandbox/provider"
 	"github.com/aisandbox-go/aisandbox/provider/local"
@@ -78,4 +83,50 @@ func TestShellBusyBox(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	shellSuite(t, func(h provider.Handle) provider.Handle { return onlyBusyBox{h, dir} })
+}
+
+// The word of the exit, and the nonce that it is made of, are nowhere an agent of
+// the same user can read them without tracing its supervisor (T17).
+func TestShellSecretIsNowhere(t *testing.T) {
+	word := []byte(launchWord(t))
+	re := journal.Shell(sandbox(t))
+	token, err := frame.Token("secret " + rand.Text())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "up")
+	err = re.Launch(t.Context(), token, provider.Cmd{
+		Argv: []string{"sh", "-c", `set >"$1.tmp"; ls -l /proc/$$/fd >>"$1.tmp"; mv "$1.tmp" "$1"; sleep 600`, "sh", out},
+	}, provider.LaunchOptions{RunID: run, Nonce: nonce})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(out); err == nil {
+			break
+		}
+	}
+	places := []string{out}
+	for _, pattern := range []string{"/proc/[0-9]*/cmdline", "/proc/[0-9]*/environ", journal.Dir + "/" + token + "*", journal.Dir + "/" + token + "*/*"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		places = append(places, files...)
+	}
+	for _, place := range places {
+		b, err := os.ReadFile(place)
+		if err != nil {
+			continue // a process that is gone, a directory
+		}
+		if bytes.Contains(b, word) || bytes.Contains(b, nonce) {
+			t.Errorf("the secret is in %s", place)
+		}
+	}
+	if err := re.Kill(t.Context(), token, 9); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); re.Forget(t.Context(), token) != nil && time.Now().Before(end); {
+		time.Sleep(20 * time.Millisecond)
+	}
 }

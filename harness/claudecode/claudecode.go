@@ -14,6 +14,7 @@ import (
 
 	"github.com/aisandbox-go/aisandbox/event"
 	"github.com/aisandbox-go/aisandbox/harness"
+	"github.com/aisandbox-go/aisandbox/secret"
 )
 
 const name = "claude-code"
@@ -33,7 +34,7 @@ const (
 )
 
 // Options configure the program. The zero value runs "claude" with the host's
-// keys left out; give HostEnv or APIKey, or put a key into the sandbox.
+// keys left out; give HostEnv or Keys, or put a key into the sandbox.
 //
 // What the program's own tools start inherits its environment, the key included.
 // Only a proxy (BaseURL) keeps a key away from the agent.
@@ -72,8 +73,9 @@ type Options struct {
 
 	AuthMode AuthMode // empty: AuthAPIKey
 
-	// APIKey is handed to the program as ANTHROPIC_API_KEY, never in argv.
-	APIKey string
+	// Keys are handed to the program in its environment, never in argv, and hidden
+	// from everything that it says: ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN.
+	Keys *secret.Set
 
 	// HostEnv looks a variable up where the caller wants keys to come from,
 	// os.Getenv as a rule: ANTHROPIC_API_KEY, ANTHROPIC_AUTH_TOKEN and, so that a

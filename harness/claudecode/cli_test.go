@@ -16,6 +16,7 @@ import (
 	"github.com/aisandbox-go/aisandbox/harness/claudecode"
 	"github.com/aisandbox-go/aisandbox/policy"
 	"github.com/aisandbox-go/aisandbox/provider"
+	"github.com/aisandbox-go/aisandbox/secret"
 )
 
 // plan is a turn of one question in a container.
@@ -33,7 +34,16 @@ func plan(f func(*harness.Plan)) harness.Plan {
 	return p
 }
 
-func withKey(o claudecode.Options) claudecode.Options { o.APIKey = "sk-secret"; return o }
+// apiKey is a set that holds one API key.
+func apiKey(v string) *secret.Set {
+	s, err := secret.NewSet(map[string]string{"ANTHROPIC_API_KEY": v})
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+func withKey(o claudecode.Options) claudecode.Options { o.Keys = apiKey("sk-secret"); return o }
 
 func command(t *testing.T, o claudecode.Options, p harness.Plan) (provider.Cmd, string) {
 	t.Helper()
@@ -243,21 +253,21 @@ func TestEnvironment(t *testing.T) {
 		f    func(*harness.Plan)
 		want []string
 	}{
-		{"a key", claudecode.Options{APIKey: "k"}, nil, slices.Concat(always, marks, retries, []string{"ANTHROPIC_API_KEY=k"})},
-		{"on the host", claudecode.Options{APIKey: "k"}, func(p *harness.Plan) { p.Traits = provider.Traits{} }, slices.Concat(always, retries, []string{"ANTHROPIC_API_KEY=k"})},
+		{"a key", claudecode.Options{Keys: apiKey("k")}, nil, slices.Concat(always, marks, retries, []string{"ANTHROPIC_API_KEY=k"})},
+		{"on the host", claudecode.Options{Keys: apiKey("k")}, func(p *harness.Plan) { p.Traits = provider.Traits{} }, slices.Concat(always, retries, []string{"ANTHROPIC_API_KEY=k"})},
 		{"the host's", claudecode.Options{HostEnv: host("ANTHROPIC_API_KEY=h", "ANTHROPIC_AUTH_TOKEN=a", "ANTHROPIC_BASE_URL=https://gw", "OTHER=x")}, nil,
 			slices.Concat(always, marks, retries, []string{"ANTHROPIC_API_KEY=h", "ANTHROPIC_AUTH_TOKEN=a", "ANTHROPIC_BASE_URL=https://gw"})},
 		{"the sandbox's beats the host's", claudecode.Options{HostEnv: host("ANTHROPIC_API_KEY=h")}, func(p *harness.Plan) { p.Env["ANTHROPIC_API_KEY"] = true },
 			slices.Concat(always, marks, retries)},
 		{"host mode", claudecode.Options{AuthMode: claudecode.AuthHost, HostEnv: host("ANTHROPIC_API_KEY=h", "ANTHROPIC_BASE_URL=https://gw")}, nil,
 			slices.Concat(always, marks, retries, []string{"ANTHROPIC_API_KEY=", "ANTHROPIC_AUTH_TOKEN="})},
-		{"host mode of the call", claudecode.Options{APIKey: "k"}, func(p *harness.Plan) { p.Options = json.RawMessage(`{"authMode":"host"}`) },
+		{"host mode of the call", claudecode.Options{Keys: apiKey("k")}, func(p *harness.Plan) { p.Options = json.RawMessage(`{"authMode":"host"}`) },
 			slices.Concat(always, marks, retries, []string{"ANTHROPIC_API_KEY=", "ANTHROPIC_AUTH_TOKEN="})},
 		{"a token in Env", claudecode.Options{Env: map[string]string{"CLAUDE_CODE_OAUTH_TOKEN": "o", "IS_SANDBOX": "0"}, MaxRetries: -1}, nil,
 			slices.Concat(always, marks, []string{"CLAUDE_CODE_OAUTH_TOKEN=o", "IS_SANDBOX=0"})},
-		{"base URL", claudecode.Options{APIKey: "k", BaseURL: "http://127.0.0.1:9", MaxRetries: 7}, nil,
+		{"base URL", claudecode.Options{Keys: apiKey("k"), BaseURL: "http://127.0.0.1:9", MaxRetries: 7}, nil,
 			slices.Concat(always, marks, []string{"CLAUDE_CODE_MAX_RETRIES=7", "ANTHROPIC_API_KEY=k", "ANTHROPIC_BASE_URL=http://127.0.0.1:4711"})},
-		{"base URL in Env", claudecode.Options{APIKey: "k", BaseURL: "https://x", Env: map[string]string{"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}}, nil,
+		{"base URL in Env", claudecode.Options{Keys: apiKey("k"), BaseURL: "https://x", Env: map[string]string{"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}}, nil,
 			slices.Concat(always, marks, retries, []string{"ANTHROPIC_API_KEY=k", "ANTHROPIC_BASE_URL=http://127.0.0.1:4711"})},
 	} {
 		p := plan(c.f)

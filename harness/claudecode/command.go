@@ -14,6 +14,7 @@ import (
 	"github.com/aisandbox-go/aisandbox/harness"
 	"github.com/aisandbox-go/aisandbox/internal/rawjson"
 	"github.com/aisandbox-go/aisandbox/provider"
+	"github.com/aisandbox-go/aisandbox/secret"
 )
 
 // Names of files in the run's private directory.
@@ -242,14 +243,14 @@ func (c *cli) baseURL(p harness.Plan, o callOptions) string {
 	if u, ok := c.o.Env["ANTHROPIC_BASE_URL"]; ok {
 		return u
 	}
-	if c.o.BaseURL != "" || c.o.HostEnv == nil || c.o.APIKey != "" || o.AuthMode == AuthHost || p.Env["ANTHROPIC_BASE_URL"] {
+	if c.o.BaseURL != "" || c.o.HostEnv == nil || c.hasKeys() || o.AuthMode == AuthHost || p.Env["ANTHROPIC_BASE_URL"] {
 		return c.o.BaseURL
 	}
 	return c.o.HostEnv("ANTHROPIC_BASE_URL")
 }
 
 func (c *cli) checkKey(p harness.Plan, o callOptions) error {
-	if o.AuthMode == AuthHost || c.o.APIKey != "" {
+	if o.AuthMode == AuthHost || c.hasKeys() {
 		return nil
 	}
 	for i, k := range keys {
@@ -265,8 +266,11 @@ func (c *cli) ownKeys(p harness.Plan, o callOptions) map[string]string {
 	own := map[string]string{}
 	switch {
 	case o.AuthMode == AuthHost:
-	case c.o.APIKey != "":
-		own[keys[0]] = c.o.APIKey
+	case c.hasKeys():
+		for _, kv := range c.o.Keys.Env() {
+			k, v, _ := strings.Cut(kv, "=")
+			own[k] = v
+		}
 	case c.o.HostEnv != nil:
 		for _, k := range keys[:2] {
 			if v := c.o.HostEnv(k); v != "" && !p.Env[k] {
@@ -279,7 +283,7 @@ func (c *cli) ownKeys(p harness.Plan, o callOptions) map[string]string {
 
 // Secrets implements harness.Secrets: the keys, also those given as plain
 // variables.
-func (c *cli) Secrets(p harness.Plan) (map[string]string, error) {
+func (c *cli) Secrets(p harness.Plan) (*secret.Set, error) {
 	o, err := c.merged(p.Options)
 	if err != nil {
 		return nil, err
@@ -290,7 +294,12 @@ func (c *cli) Secrets(p harness.Plan) (map[string]string, error) {
 			s[k] = v
 		}
 	}
-	return s, nil
+	return secret.NewSet(s)
+}
+
+// hasKeys says whether the options bring keys along themselves.
+func (c *cli) hasKeys() bool {
+	return len(c.o.Keys.Env()) > 0
 }
 
 // env is what the program's environment has besides the sandbox's (spec 02 §4);

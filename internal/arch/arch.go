@@ -75,7 +75,7 @@ var table = []struct {
 	// The scripted agent speaks Claude Code's stream, so it shares its decoder.
 	{"harness/scripted", rule{[]string{"harness", "chat", "event", "provider", "harness/claudecode", "harness/scripted/player"}, nil}},
 	// An agent turns the policy of its plan into rules of its own.
-	{"harness/…", rule{[]string{"harness", "chat", "event", "provider", "policy"}, nil}},
+	{"harness/…", rule{[]string{"harness", "chat", "event", "provider", "policy", "secret"}, nil}},
 
 	{"reaper", rule{[]string{"chat", "sandbox", "store", "journal", "provider", "event"}, none}},
 	{"server", rule{append([]string{"sandbox", "chat"}, contracts...), nil}},
