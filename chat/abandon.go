@@ -22,6 +22,12 @@ type Ending struct {
 	// whose agent may be alive must have it destroyed (spec 04 §22, I13).
 	Instance    *store.Disposition
 	JournalHold bool
+
+	CloseReason string // empty: "cancelled" for Aborted, else the status
+
+	// Check looks at the record once nobody else can change it; an error leaves the
+	// run as it was. May be nil.
+	Check func(rec store.Run) error
 }
 
 // Abandon ends a durable run that no adapter can end: one without a journal whose
@@ -55,6 +61,11 @@ func abandon(ctx context.Context, d Durability, c store.Claim, e Ending) (store.
 	if err != nil {
 		return store.Run{}, err
 	}
+	if e.Check != nil {
+		if err := e.Check(rec); err != nil {
+			return store.Run{}, err
+		}
+	}
 	stored, err := d.Log.Snapshot(ctx, c.RunID())
 	if err != nil {
 		return store.Run{}, err
@@ -80,11 +91,14 @@ func abandon(ctx context.Context, d Durability, c store.Claim, e Ending) (store.
 	f := store.Final{
 		Status: e.Status, Instance: e.Instance, JournalHold: e.JournalHold,
 		Error:       &store.RunError{Code: last.Code, Message: last.Message},
-		CloseReason: string(e.Status),
+		CloseReason: e.CloseReason,
 		Batch:       store.Batch{No: 1},
 	}
-	if e.Status == store.Aborted {
-		f.CloseReason = "cancelled"
+	if f.CloseReason == "" {
+		f.CloseReason = string(e.Status)
+		if e.Status == store.Aborted {
+			f.CloseReason = "cancelled"
+		}
 	}
 	now := time.Now().UnixMilli()
 	for _, ev := range g.Push(last) {

@@ -56,7 +56,7 @@ func Persist(messages store.Messages, interrupts store.Interrupts) Middleware {
 					return fmt.Errorf("load thread %q: %w", r.ThreadID(), err)
 				}
 				r.Configure(func(q *Request) { q.Messages = msgs })
-			} else {
+			} else if !r.Attached() || !stored(ctx, r, messages) {
 				save(ctx)
 			}
 			PendingTurn.Provide(r, save)
@@ -97,6 +97,13 @@ func Persist(messages store.Messages, interrupts store.Interrupts) Middleware {
 			return nil
 		},
 	}
+}
+
+// stored says that the thread has the turn of a run that was taken over: its first
+// driver saved it, and somebody may have added to it since.
+func stored(ctx context.Context, r *Run, messages store.Messages) bool {
+	msgs, err := messages.Load(ctx, r.Thread())
+	return err == nil && len(msgs) >= len(r.Request().Messages)
 }
 
 // interruptsOf reads what a run that was interrupted waits for.

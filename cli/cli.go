@@ -57,7 +57,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 streams what it does and ends with the diff.
 
 Exit codes: 0 done; 1 the run failed; 2 a value that can't be used; 3 the sandbox
-could not be made or set up; 124 timeout; 130 interrupted. exec passes the
+could not be made or set up, or no server answers; 124 timeout; 130 interrupted. exec passes the
 command's own code through and uses 125, 126 and 127 as container tools do.`,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
@@ -72,7 +72,8 @@ command's own code through and uses 125, 126 and 127 as container tools do.`,
 		return &exitError{exitUsage, fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
 	})
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "log what happens to stderr")
-	root.AddCommand(a.runCommand(), a.execCommand(), a.demoCommand(), a.replayCommand(), a.doctorCommand(), a.mockModelCommand())
+	root.AddCommand(a.runCommand(), a.execCommand(), a.demoCommand(), a.replayCommand(), a.doctorCommand(), a.mockModelCommand(),
+		a.serveCommand(), a.attachCommand(), a.cancelCommand(), a.runsCommand(), a.sandboxesCommand(), a.configCommand())
 	c, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK

@@ -12,7 +12,7 @@ const (
 	exitOK          = 0
 	exitFailed      = 1   // the run ended with RUN_ERROR
 	exitUsage       = 2   // a flag, an argument or a file that can't be used
-	exitUnavailable = 3   // the sandbox could not be made or set up
+	exitUnavailable = 3   // the sandbox could not be made or set up, or no server answers
 	exitTimeout     = 124 // --timeout
 	exitExec        = 125 // exec: the sandbox, not the command
 	exitCannotRun   = 126 // exec: the command can't be executed

@@ -22,6 +22,7 @@ type renderer struct {
 	thinking bool                // the text that comes now is reasoning
 	tools    map[string]*callBuf // open calls
 	started  time.Time
+	ended    time.Time // of a run that is over; zero: now
 	calls    int
 	errored  bool
 }
@@ -158,7 +159,11 @@ func (r *renderer) diff(d string) {
 
 // summary closes the show.
 func (r *renderer) summary(fin event.RunFinished) {
-	parts := []string{fmt.Sprintf("done in %s", fmtDuration(time.Since(r.started))), plural(r.calls, "tool call")}
+	ended := r.ended
+	if ended.IsZero() {
+		ended = time.Now()
+	}
+	parts := []string{fmt.Sprintf("done in %s", fmtDuration(ended.Sub(r.started))), plural(r.calls, "tool call")}
 	var in, out int64
 	for _, u := range fin.Usage {
 		in, out = in+u.InputTokens, out+u.OutputTokens

@@ -117,8 +117,10 @@ func (f File) Build(ctx context.Context, reg Registry, o BuildOptions) (Built, e
 		out.Store.Kind = "postgres"
 		out.Store.Location, _ = b.value("store.postgres", f.Store.Postgres.Env, f.Store.Postgres.File)
 	}
-	if k := out.Store.Kind; k != "" && reg.Stores[k] == nil {
-		s.fail("store."+k, "is not part of this program", "use "+orList(slices.Sorted(maps.Keys(reg.Stores))))
+	if k := out.Store.Kind; k != "" {
+		if _, ok := reg.Stores[k]; !ok {
+			s.fail("store."+k, "is no store that is known here", "use "+orList(slices.Sorted(maps.Keys(reg.Stores))))
+		}
 	}
 	out.Warnings = b.warnings
 	if err := s.err(); err != nil {
@@ -203,10 +205,13 @@ func (b *builder) definition(ctx context.Context, name string, sb Sandbox) (Defi
 		}
 	}
 	prov, provName := b.provider(ctx, p, sb.Provider, prog.Mounts)
+	var adapter func() (chat.Adapter, error)
+	if ok {
+		adapter = b.adapter(p, sb.Harness, h, prog, prov)
+	}
 	if len(b.src.errs) > before {
 		return Definition{}, false
 	}
-	adapter := b.adapter(p, sb.Harness, h, prog, prov)
 	def, err := sandbox.Define(b.define(name, sb, prov, set))
 	if err != nil {
 		b.definitionFaults(p, sb, err)
@@ -380,7 +385,7 @@ func (b *builder) harnessSection(at string, c Choice, h Harness, prog Program, p
 			set(h.Script+"Name", name)
 		}
 	}
-	if h.Executable != "" && prog.Path != "" && prov.Traits().SharedKernel {
+	if h.Executable != "" && prog.Path != "" && prov != nil && prov.Traits().SharedKernel {
 		if _, ok := m[keyOf(m, h.Executable)]; !ok {
 			set(h.Executable, prog.Path) // the sandbox sees the host's file
 		}
@@ -400,6 +405,13 @@ func (b *builder) sectionFault(at string, err error) {
 	}
 	if se.Field != "" {
 		at = join(at, se.Field)
+		if _, ok := b.src.pos[at]; !ok {
+			for p := range b.src.pos {
+				if strings.EqualFold(p, at) {
+					at = p // as the file spells it
+				}
+			}
+		}
 	}
 	b.src.fail(at, se.Err.Error(), "").Err = err
 }

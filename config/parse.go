@@ -115,7 +115,7 @@ func (st Store) check(s *source) {
 
 // oneOf reports unless exactly one of two fields is set.
 func oneOf(s *source, path, a, av, b, bv, why string) {
-	if (av == "") == (bv == "") {
+	if (av == "") == (bv == "") && s.faultless(path) {
 		s.fail(path, fmt.Sprintf("needs either %s or %s", a, b), why)
 	}
 }

@@ -76,3 +76,16 @@ func (g *Handle) Forget(ctx context.Context, token string) error {
 	_, err := g.call(ctx, &wire.Request{Op: wire.OpForget, Token: token})
 	return err
 }
+
+// Journals implements provider.JournalLister.
+func (g *Handle) Journals(ctx context.Context) ([]provider.JournalInfo, error) {
+	b, err := g.call(ctx, &wire.Request{Op: wire.OpJournals})
+	if err != nil {
+		return nil, err
+	}
+	var js []provider.JournalInfo
+	if err := json.Unmarshal(b, &js); err != nil {
+		return nil, fmt.Errorf("guest protocol: journals: %w", err)
+	}
+	return js, nil
+}

@@ -103,18 +103,19 @@ type Handle struct {
 }
 
 var (
-	_ provider.Handle       = (*Handle)(nil)
-	_ provider.FS           = (*Handle)(nil)
-	_ provider.Linker       = (*Handle)(nil)
-	_ provider.Archiver     = (*Handle)(nil)
-	_ provider.Watcher      = (*Handle)(nil)
-	_ provider.Reattacher   = (*Handle)(nil)
-	_ provider.Dialer       = (*Handle)(nil)
-	_ provider.HostReacher  = (*Handle)(nil)
-	_ provider.Meter        = (*Handle)(nil)
-	_ provider.TraitsTeller = (*Handle)(nil)
-	_ provider.Unwrapper    = (*Handle)(nil)
-	_ provider.Resizer      = (*process)(nil)
+	_ provider.Handle        = (*Handle)(nil)
+	_ provider.FS            = (*Handle)(nil)
+	_ provider.Linker        = (*Handle)(nil)
+	_ provider.Archiver      = (*Handle)(nil)
+	_ provider.Watcher       = (*Handle)(nil)
+	_ provider.Reattacher    = (*Handle)(nil)
+	_ provider.JournalLister = (*Handle)(nil)
+	_ provider.Dialer        = (*Handle)(nil)
+	_ provider.HostReacher   = (*Handle)(nil)
+	_ provider.Meter         = (*Handle)(nil)
+	_ provider.TraitsTeller  = (*Handle)(nil)
+	_ provider.Unwrapper     = (*Handle)(nil)
+	_ provider.Resizer       = (*process)(nil)
 )
 
 // Attach connects to the guest of a sandbox: the one that runs as its first

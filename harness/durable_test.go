@@ -21,16 +21,19 @@ import (
 	"github.com/aisandbox-go/aisandbox/guest"
 	"github.com/aisandbox-go/aisandbox/harness"
 	"github.com/aisandbox-go/aisandbox/internal/failpoint"
+	"github.com/aisandbox-go/aisandbox/internal/testenv"
 	"github.com/aisandbox-go/aisandbox/journal"
+	"github.com/aisandbox-go/aisandbox/provider"
 	"github.com/aisandbox-go/aisandbox/provider/local"
 	"github.com/aisandbox-go/aisandbox/sandbox"
 	"github.com/aisandbox-go/aisandbox/store"
 	"github.com/aisandbox-go/aisandbox/store/memstore"
+	"github.com/aisandbox-go/aisandbox/store/sqlitestore"
 	"github.com/aisandbox-go/aisandbox/workspace"
 )
 
 // lease is short, so that a host that sleeps is soon replaced.
-const lease = 600 * time.Millisecond
+const lease = 300 * time.Millisecond
 
 // world is what the hosts of a test share: a store, and a machine with sandboxes.
 type world struct {
@@ -40,7 +43,13 @@ type world struct {
 	out     string // where agents leave their traces
 	noGuest bool
 	life    sandbox.Lifecycle
+	source  workspace.Source
 	id      string // of the run
+	path    string // of the database; empty: in memory
+	mu      sync.Mutex
+	sets    map[string]store.Set // of each host
+
+	backend func() provider.Provider // nil: local
 }
 
 func newWorld(t *testing.T) *world {
@@ -48,27 +57,61 @@ func newWorld(t *testing.T) *world {
 	return &world{t: t, set: memstore.New(memstore.Options{}), dir: t.TempDir(), out: t.TempDir(), id: "r1"}
 }
 
+// onDisk moves a world's store into a file that every host opens for itself.
+func (w *world) onDisk() *world {
+	w.t.Helper()
+	w.path, w.sets = filepath.Join(w.t.TempDir(), "db"), map[string]store.Set{}
+	w.set = w.store("test")
+	return w
+}
+
+// store is the store as a host sees it.
+func (w *world) store(owner string) store.Set {
+	w.t.Helper()
+	if w.path == "" {
+		return w.set
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s, ok := w.sets[owner]; ok {
+		return s
+	}
+	s, err := sqlitestore.Open(w.t.Context(), w.path, sqlitestore.Options{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	w.sets[owner] = s.Set
+	return s.Set
+}
+
 // request is the turn as a host builds it, each with objects of its own.
 func (w *world) request(owner string, a harness.CLI, more ...chat.Middleware) chat.Request {
 	w.t.Helper()
+	backend, journals := w.backend, ""
+	if backend == nil {
+		backend = func() provider.Provider { return local.New(local.Options{BaseDir: w.dir}) }
+		journals = filepath.Join(w.dir, "journals")
+	}
 	def, err := sandbox.Define(sandbox.Definition{
 		ID:        "test",
-		Provider:  local.New(local.Options{BaseDir: w.dir}),
-		Workspace: workspace.Workspace{},
+		Provider:  backend(),
+		Workspace: workspace.Workspace{Source: w.source},
 		Lifecycle: w.life,
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	set := w.store(owner)
 	return chat.Request{
 		RunID: w.id, ThreadID: "t1",
 		Messages: []event.Message{{ID: "u1", Role: "user", Content: event.Text("the prompt")}},
 		Adapter:  harness.Text(a, harness.Options{}),
 		Use: append([]chat.Middleware{
-			chat.Durable(chat.Durability{Runs: w.set.Runs, Log: w.set.Log, Messages: w.set.Messages, Owner: owner, Lease: lease}),
-			chat.Persist(w.set.Messages, nil),
+			chat.Durable(chat.Durability{Runs: set.Runs, Log: set.Log, Messages: set.Messages, Owner: owner, Lease: lease}),
+			chat.Persist(set.Messages, nil),
 			sandbox.With(def, sandbox.WithOptions{Deps: sandbox.Deps{
-				Instances: w.set.Instances, Leases: w.set.Leases, Owner: owner, Lease: lease, NoGuest: w.noGuest, Guest: guest.Options{JournalDir: filepath.Join(w.dir, "journals")},
+				Instances: set.Instances, Leases: set.Leases, Owner: owner, Lease: lease, NoGuest: w.noGuest, Guest: guest.Options{Program: testenv.Guest(w.t), JournalDir: journals},
 			}}),
 		}, more...),
 	}
@@ -299,9 +342,12 @@ func TestCrashMatrix(t *testing.T) {
 	want, wantThread := prints(golden.log()), thread(t, golden)
 
 	for _, point := range failpoint.Points {
-		for _, early := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/early=%v", point, early), func(t *testing.T) {
-				w := newWorld(t)
+		for _, kind := range []string{"late", "early", "early on disk"} {
+			t.Run(point+"/"+kind, func(t *testing.T) {
+				w, early := newWorld(t), kind != "late"
+				if kind == "early on disk" {
+					w.onDisk()
+				}
 				s := &sleeper{host: "A", point: point, nth: max(nth[point], 1), asleep: make(chan struct{}), wake: make(chan struct{})}
 				defer failpoint.Arm(s.hit)()
 				wakeUp := sync.OnceFunc(func() { close(s.wake) })

@@ -26,6 +26,7 @@ import (
 	"github.com/aisandbox-go/aisandbox/provider/local"
 	"github.com/aisandbox-go/aisandbox/sandbox"
 	"github.com/aisandbox-go/aisandbox/store"
+	"github.com/aisandbox-go/aisandbox/workspace"
 )
 
 // begin starts a run and waits until it has said something.
@@ -468,4 +469,35 @@ func kinds(log []store.Stored) (out []string) {
 		}
 	}
 	return out
+}
+
+// The changes that are shown at the end are those of the whole run, whoever shows
+// them.
+func TestDiffOfTheWholeRun(t *testing.T) {
+	w := newWorld(t)
+	w.source = workspace.Local{Path: gitRepo(t)}
+	a := &shAgent{script: fmt.Sprintf(`echo $$ >>%[1]s/starts; echo before >>a.txt; echo up; while [ ! -e %[1]s/gate ]; do sleep 0.02; done; echo after >>a.txt`, w.out)}
+	run := w.begin("A", a, "up")
+	run.Detach(chat.ErrShutdown)
+	finish(t, run)
+	run, err := w.attach(t.Context(), w.request("B", a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.out, "gate"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if o := finish(t, run); o.Kind != chat.Finished {
+		t.Fatalf("%+v", o)
+	}
+	diff := ""
+	for _, e := range w.log() {
+		if c, ok := event.CustomOf[event.FileChanged](e.Event, event.NameFileChanged); ok {
+			diff += c.Diff
+		}
+	}
+	if !strings.Contains(diff, "+before\n+after\n") {
+		t.Errorf("%q", diff)
+	}
+	w.legal()
 }

@@ -17,19 +17,14 @@ import (
 
 	"github.com/aisandbox-go/aisandbox/chat"
 	"github.com/aisandbox-go/aisandbox/event"
-	"github.com/aisandbox-go/aisandbox/guest"
 	"github.com/aisandbox-go/aisandbox/harness"
-	"github.com/aisandbox-go/aisandbox/harness/scripted/player"
 	"github.com/aisandbox-go/aisandbox/provider"
 	"github.com/aisandbox-go/aisandbox/provider/local"
 	"github.com/aisandbox-go/aisandbox/sandbox"
 	"github.com/aisandbox-go/aisandbox/workspace"
 )
 
-func TestMain(m *testing.M) {
-	guest.Hook(guest.Command{Name: "play", Run: player.Main}) // this binary is the guest of the sandboxes below
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // shAgent is an agent whose program is a shell script that prints texts, one a
 // line. "!" at the start of a line makes the decoder fail.

@@ -121,6 +121,19 @@ type Reattacher interface {
 	Forget(ctx context.Context, token string) error
 }
 
+// JournalLister is offered by a [Reattacher] that can tell which journals there
+// are, so that forgotten ones can be found.
+type JournalLister interface {
+	Journals(ctx context.Context) ([]JournalInfo, error)
+}
+
+// JournalInfo is a journal in a list. Age is the time since it was last written,
+// by the sandbox's own clock; negative where that can't be told.
+type JournalInfo struct {
+	Token string        `json:"token"`
+	Age   time.Duration `json:"age"`
+}
+
 // LaunchOptions belong to a detached process.
 type LaunchOptions struct {
 	RunID string

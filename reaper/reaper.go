@@ -102,7 +102,7 @@ type Config struct {
 
 	// MaxDrives is how many runs are driven here at once for their agents to go on;
 	// 0: 64. Workers is how many are looked into, or driven to an end that they
-	// have come to, at once; 0: 8.
+	// have come to, at once; 0: 16.
 	MaxDrives, Workers int
 
 	// Budget is how long a run whose agent has ended may take without any progress
@@ -130,14 +130,16 @@ type Reaper struct {
 
 	mu     sync.Mutex
 	closed bool
-	drives map[string]*chat.Run
-	live   sync.WaitGroup // of drives that nobody waits for
-	seen   map[string]time.Time
+	busy   map[string]bool      // runs that are being looked into
+	drives map[string]*chat.Run // runs that are driven here
+	seen   map[string]time.Time // sandboxes without a record and without an age
+
+	live sync.WaitGroup // of what Run has begun
 }
 
 const (
 	opTime    = 10 * time.Second // of one call to the store
-	probeTime = 30 * time.Second // to find out what became of an agent
+	probeTime = 15 * time.Second // to find out what became of an agent
 	page      = 64               // runs that are taken at once
 	maxSweep  = 4096             // runs, or sandboxes, that one sweep takes
 	patience  = 3                // attempts before something that may come back is given up
@@ -175,7 +177,7 @@ func New(cfg Config) (*Reaper, error) {
 	cfg.Orphan = cmp.Or(cfg.Orphan, 10*time.Minute)
 	cfg.Reconcile = cmp.Or(cfg.Reconcile, 5*time.Minute)
 	cfg.MaxDrives = cmp.Or(cfg.MaxDrives, 64)
-	cfg.Workers = cmp.Or(cfg.Workers, 8)
+	cfg.Workers = cmp.Or(cfg.Workers, 16)
 	cfg.Budget = cmp.Or(cfg.Budget, 30*time.Second)
 	if cfg.Start == nil {
 		cfg.Start = chat.Start
@@ -187,7 +189,7 @@ func New(cfg Config) (*Reaper, error) {
 		cfg: cfg, log: cfg.Logger,
 		wake:  make(chan struct{}, 1),
 		slots: make(chan struct{}, cfg.MaxDrives), workers: make(chan struct{}, cfg.Workers),
-		drives: map[string]*chat.Run{}, seen: map[string]time.Time{},
+		busy: map[string]bool{}, drives: map[string]*chat.Run{}, seen: map[string]time.Time{},
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
@@ -212,13 +214,14 @@ func (r *Reaper) Wake() {
 func (r *Reaper) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	loops.Go(func() { r.every(ctx, r.cfg.Look, r.wake, r.look) })
-	loops.Go(func() { r.every(ctx, r.cfg.Tick, nil, r.tick) })
-	if r.cfg.Store.Instances != nil && r.cfg.Reconcile > 0 {
-		loops.Go(func() { r.every(ctx, r.cfg.Reconcile, nil, r.reconcileTurn) })
+	loops.Go(func() { r.every(ctx, r.cfg.Tick, nil, r.expireTurn) })
+	if r.cfg.Store.Instances != nil {
+		loops.Go(func() { r.every(ctx, r.cfg.Tick, nil, r.clean) })
+		if r.cfg.Reconcile > 0 {
+			loops.Go(func() { r.every(ctx, r.cfg.Reconcile, nil, r.reconcileTurn) })
+		}
 	}
-	if r.cfg.Retainer != nil {
-		loops.Go(func() { r.every(ctx, retainEvery, nil, r.retainTurn) })
-	}
+	loops.Go(func() { r.every(ctx, retainEvery, nil, r.retainTurn) })
 	loops.Wait()
 	r.leave()
 	return context.Cause(ctx)
@@ -251,19 +254,28 @@ func (r *Reaper) every(ctx context.Context, d time.Duration, wake <-chan struct{
 }
 
 func (r *Reaper) look(ctx context.Context) {
-	var c collector
-	c.start(r.cfg.Metrics)
-	r.sweep(ctx, &c, true)
+	c := newCollector(r.cfg.Metrics) // what it gathers is for the metrics alone
+	if err := r.sweep(ctx, c, true); err != nil {
+		r.complain(ctx, "look for runs that wait", err)
+	}
 }
 
-func (r *Reaper) tick(ctx context.Context) {
-	var c collector
-	c.start(r.cfg.Metrics)
-	// One host for all is enough to look for unwatched runs.
-	if r.turn(ctx, "expire", max(min(r.cfg.TTL/60, 30*time.Second), r.cfg.Tick/2)) {
-		r.expire(ctx, &c)
+// complain logs what kept a loop from doing its work; the next round tries again.
+func (r *Reaper) complain(ctx context.Context, what string, err error) {
+	if err != nil && ctx.Err() == nil {
+		r.log.Warn(what, "error", err)
 	}
-	r.janitor(ctx, &c)
+}
+
+func (r *Reaper) clean(ctx context.Context) {
+	r.complain(ctx, "look for sandboxes to destroy", r.janitor(ctx, newCollector(r.cfg.Metrics)))
+}
+
+// expireTurn is for one host at a time, which is enough to find unwatched runs.
+func (r *Reaper) expireTurn(ctx context.Context) {
+	if r.cfg.TTL > 0 && r.turn(ctx, "expire", max(min(r.cfg.TTL/60, 30*time.Second), r.cfg.Tick/2)) {
+		r.complain(ctx, "look for runs that nobody watches", r.expire(ctx, newCollector(r.cfg.Metrics)))
+	}
 }
 
 // turn says whether this host may do what one host at a time does, once in an
@@ -284,16 +296,13 @@ func (r *Reaper) turn(ctx context.Context, what string, interval time.Duration) 
 // run or sandbox is in the result; an error says that the store could not be
 // asked, or that ctx is done.
 func (r *Reaper) Once(ctx context.Context) (Result, error) {
-	var c collector
-	c.start(r.cfg.Metrics)
-	err := r.sweep(ctx, &c, false)
-	err = errors.Join(err, r.expire(ctx, &c))
+	c := newCollector(r.cfg.Metrics)
+	err := r.sweep(ctx, c, false)
+	err = errors.Join(err, r.expire(ctx, c))
 	if r.cfg.Store.Instances != nil {
-		err = errors.Join(err, r.janitor(ctx, &c), r.reconcile(ctx, &c), r.janitor(ctx, &c))
+		err = errors.Join(err, r.janitor(ctx, c), r.reconcile(ctx, c), r.janitor(ctx, c))
 	}
-	if r.cfg.Retainer != nil {
-		err = errors.Join(err, r.retain(ctx, &c))
-	}
+	err = errors.Join(err, r.retain(ctx, c))
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

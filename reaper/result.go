@@ -21,7 +21,7 @@ const (
 	Adopted       Outcome = "adopted"         // its agent is at work, and is driven on here
 	Producing     Outcome = "producing"       // its agent is at work, without a driver
 	Unknown       Outcome = "unknown"         // nobody can tell; Entry.Error says why
-	NotClaimed    Outcome = "not-claimed"     // somebody else has it
+	NotClaimed    Outcome = "not-claimed"     // somebody else has it, or has to take it: there is no room here
 	Exceeded      Outcome = "budget-exceeded" // it made no progress; the next attempt goes on
 	ReclaimFailed Outcome = "reclaim-failed"  // a sandbox that can't be destroyed, again and again
 	Errored       Outcome = "failed"          // something else went wrong
@@ -101,15 +101,16 @@ type collector struct {
 	res     Result
 }
 
-func (c *collector) start(m Metrics) {
-	c.metrics = m
-	c.res.Outcomes = map[Outcome]int{}
+func newCollector(m Metrics) *collector {
+	c := &collector{metrics: m, res: Result{Outcomes: map[Outcome]int{}, Runs: []Entry{}}}
 	for _, o := range Outcomes {
 		c.res.Outcomes[o] = 0
 	}
-	c.res.Runs = []Entry{}
+	return c
 }
 
+// run counts a run. The collector of a loop may be given one when its round is
+// long over.
 func (c *collector) run(e Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

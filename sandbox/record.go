@@ -19,7 +19,7 @@ import (
 func OpenRecord(ctx context.Context, deps Deps, def *Def, rec store.Instance) (*Sandbox, error) {
 	e := newEnsurer(deps, def, Key{})
 	e.key = rec.Key
-	ref, err := recordRef(rec)
+	ref, err := RecordRef(rec)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +49,9 @@ func DestroyRecord(ctx context.Context, deps Deps, def *Def, rec store.Instance)
 	return e.red.Error(err)
 }
 
-func recordRef(rec store.Instance) (ref provider.Ref, err error) {
+// RecordRef is the provider's name of the sandbox that a record is of. It is an
+// error where the record was left before there was one.
+func RecordRef(rec store.Instance) (ref provider.Ref, err error) {
 	if len(rec.Ref) == 0 {
 		return ref, fmt.Errorf("sandbox: the record of %s generation %d has no reference yet", rec.Key, rec.Gen)
 	}

@@ -2,6 +2,9 @@ package sandbox
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -80,6 +83,7 @@ type session struct {
 	keep   time.Duration
 
 	destroy bool // what was decided of a durable run's sandbox
+	leave   bool // another host goes on with what is in it
 }
 
 var sessionToken = chat.NewToken[*session]("sandbox-session", "")
@@ -129,6 +133,7 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 	defer func() {
 		if err != nil {
 			// Who has the run now may have found the sandbox, and work in it.
+			s.leave = quiet
 			fenced := errors.Is(err, store.ErrFenced) || errors.Is(context.Cause(ctx), store.ErrFenced)
 			err = errors.Join(err, s.end(ctx, s.out.How != Resumed && !fenced))
 		}
@@ -152,7 +157,7 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 		emit(ctx, r, name, event.SandboxReady{SandboxID: s.box.Ref().ID, Provider: s.box.Ref().Provider})
 	}
 	s.differ, err = watch.NewDiffer(ctx, s.box.Handle(), watch.DiffOptions{
-		Root: s.box.RealRoot(), Redact: s.box.Redactor().String, Logger: s.deps.Logger,
+		Root: s.box.RealRoot(), Redact: s.box.Redactor().String, Logger: s.deps.Logger, Name: baseline(claim, r.Durable()),
 	})
 	if err != nil {
 		return err
@@ -180,6 +185,18 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 		r.AfterEnd(s.afterEnd)
 	}
 	return nil
+}
+
+// baseline names what a durable run's changes are compared with, so that a host
+// that takes it over compares with the same. The agent can't guess it.
+func baseline(c store.Claim, durable bool) string {
+	if !durable {
+		return ""
+	}
+	m := hmac.New(sha256.New, c.Nonce())
+	m.Write([]byte("diff/v1"))
+	m.Write([]byte(c.RunID()))
+	return hex.EncodeToString(m.Sum(nil))[:26]
 }
 
 // emit tells viewers something; a run that is about to end takes nothing more.
@@ -294,7 +311,8 @@ func tearDown(ctx context.Context, r *chat.Run, o chat.Outcome) error {
 
 // afterEnd does what was stored with the end of a durable run.
 func (s *session) afterEnd(ctx context.Context, o chat.Outcome) {
-	destroy := s.destroy && o.Kind != chat.Detached && o.Kind != chat.Fenced
+	s.leave = o.Kind == chat.Detached || o.Kind == chat.Fenced
+	destroy := s.destroy && !s.leave
 	if destroy {
 		// The store has said so, unless another run works there. Where instances are
 		// kept in another database than runs it is said now.
@@ -320,7 +338,7 @@ const drainTime = 20 * time.Second
 func (s *session) end(ctx context.Context, destroy bool) error {
 	s.stopWatch(ctx)
 	destroy = s.def.users.leave(s.def.InstanceKey(s.key)) && destroy
-	if s.differ != nil { // also when the sandbox goes: where it is the host its files would stay
+	if s.differ != nil && !s.leave { // also when the sandbox goes: where it is the host its files would stay
 		if err := s.differ.Close(ctx); err != nil {
 			s.deps.Logger.Debug("the differ left files behind", "error", s.box.red.Error(err))
 		}

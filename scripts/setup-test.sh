@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs and starts what the tests need on Debian: packages, a Docker engine, the
-# test image, the npm packages of e2e. Does nothing where all of it is there. Where
+# test image, the npm packages of e2e and e2e/clients. Does nothing where all of it is there. Where
 # CI is "true" a part that is missing fails the script; elsewhere it is a warning,
 # and the tests that need the part skip with a reason.
 set -euo pipefail
@@ -20,6 +20,9 @@ cache=/var/cache/aisandbox
 packages() {
 	install_missing git=git bwrap=bubblewrap busybox=busybox-static ps=procps \
 		node=nodejs npm=npm dockerd=docker.io iptables=iptables debootstrap=debootstrap || true
+	# Debian keeps the server's programs out of PATH. The tests start servers of their
+	# own; the one that the package starts is not used.
+	PATH="$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin)" install_missing initdb=postgresql psql=postgresql-client || true
 }
 
 engine_up() { docker version >/dev/null 2>&1 </dev/null; }
@@ -92,18 +95,20 @@ test_image() {
 }
 
 npm_packages() {
-	[ -f e2e/package-lock.json ] || return 0
-	[ e2e/node_modules/.package-lock.json -nt e2e/package-lock.json ] && return 0
-	command -v npm >/dev/null || {
-		missing "npm is not installed, so e2e has no packages"
-		return 1
-	}
-	say "installing the npm packages of e2e"
-	(cd e2e && npm ci --no-audit --no-fund --loglevel=error </dev/null) || {
-		missing "npm ci in e2e failed"
-		return 1
-	}
-	touch e2e/node_modules/.package-lock.json
+	local dir
+	for dir in e2e e2e/clients; do
+		[ "$dir/node_modules/.package-lock.json" -nt "$dir/package-lock.json" ] && continue
+		command -v npm >/dev/null || {
+			missing "npm is not installed, so $dir has no packages"
+			return 1
+		}
+		say "installing the npm packages of $dir"
+		(cd "$dir" && npm ci --no-audit --no-fund --loglevel=error </dev/null) || {
+			missing "npm ci in $dir failed"
+			return 1
+		}
+		touch "$dir/node_modules/.package-lock.json"
+	done
 }
 
 packages

@@ -155,7 +155,7 @@ func (s *Server) getEvents(w http.ResponseWriter, c *call) error {
 		return err
 	}
 	if rec.EventsExpired {
-		return s.expired(c, rec, &store.OffsetError{RunID: rec.ID, Offset: after, Reason: store.OffsetExpired})
+		return s.expired(rec, &store.OffsetError{RunID: rec.ID, Offset: after, Reason: store.OffsetExpired})
 	}
 	var buf []byte
 	begin := func() {

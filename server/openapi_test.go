@@ -332,8 +332,12 @@ func TestMetrics(t *testing.T) {
 func TestExpiredLog(t *testing.T) {
 	h := newHouse(t, says(finished), func(c *server.Config) { c.Store.Runs = expired{c.Store.Runs} })
 	h.post(t, body("a thread", "r", "hi"))
-	for _, path := range []string{chatPath + "?offset=-1&runId=r", "/v1/runs/r/events"} {
-		w := h.do(t, "GET", path, "")
+	for _, path := range []string{chatPath + "?offset=-1&runId=r", "/v1/runs/r/events", chatPath} {
+		method, in := "GET", ""
+		if path == chatPath {
+			method, in = "POST", body("a thread", "r", "hi")
+		}
+		w := h.do(t, method, path, in)
 		wantStatus(t, w, 410, "log_expired")
 		var b struct{ Transcript string }
 		if err := json.Unmarshal(w.Body.Bytes(), &b); err != nil || b.Transcript != "/v1/chat/demo?threadId=a+thread" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,8 @@ import (
 	"github.com/aisandbox-go/aisandbox/event"
 	"github.com/aisandbox-go/aisandbox/server"
 	"github.com/aisandbox-go/aisandbox/store"
+	"github.com/aisandbox-go/aisandbox/store/memstore"
+	"github.com/aisandbox-go/aisandbox/store/sqlitestore"
 )
 
 func busy(b server.Busy, depth int) func(*server.Config) {
@@ -32,9 +35,32 @@ func busy(b server.Busy, depth int) func(*server.Config) {
 // One runs, eight wait in order, the rest are refused, and no log has anything of
 // another run.
 func TestFiftyOnOneThread(t *testing.T) {
+	for name, in := range stores {
+		t.Run(name, func(t *testing.T) { fiftyOnOneThread(t, in(t)) })
+	}
+}
+
+// stores are what a server may be built on.
+var stores = map[string]func(t *testing.T) store.Set{
+	"memory": func(*testing.T) store.Set { return memstore.New(memstore.Options{}) },
+	"SQLite": func(t *testing.T) store.Set {
+		s, err := sqlitestore.Open(t.Context(), filepath.Join(t.TempDir(), "runs.db"), sqlitestore.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return s.Set
+	},
+}
+
+func fiftyOnOneThread(t *testing.T, set store.Set) {
 	gate := make(chan struct{})
 	a := gated(gate)
-	h := newHouse(t, a, nil)
+	h := newHouse(t, a, func(c *server.Config) { c.Store = set })
 	base := h.listen(t)
 	type answer struct {
 		id     string
@@ -289,9 +315,15 @@ func TestBusySupersede(t *testing.T) {
 
 // Two hosts have one line.
 func TestQueueAcrossHosts(t *testing.T) {
+	for name, in := range stores {
+		t.Run(name, func(t *testing.T) { queueAcrossHosts(t, in(t)) })
+	}
+}
+
+func queueAcrossHosts(t *testing.T, set store.Set) {
 	gate := make(chan struct{})
 	a := gated(gate)
-	one := newHouse(t, a, nil)
+	one := newHouse(t, a, func(c *server.Config) { c.Store = set })
 	two := newHouse(t, a, func(c *server.Config) { c.Store, c.Owner = one.store, "two" })
 	urls := []string{one.listen(t), two.listen(t)}
 	var ss []*stream

@@ -46,9 +46,6 @@ func (s *Server) get(w http.ResponseWriter, c *call) error {
 	if !s.allowed(c, rec.Thread) {
 		return errForbidden
 	}
-	if rec.EventsExpired {
-		return s.expired(c, rec, &store.OffsetError{RunID: id, Offset: after, Reason: store.OffsetExpired})
-	}
 	var preamble event.Event
 	if after == event.FromStart {
 		if preamble, err = s.preamble(c.Context(), rec); err != nil {
@@ -58,7 +55,7 @@ func (s *Server) get(w http.ResponseWriter, c *call) error {
 	return s.serveRun(w, c, rec, after, preamble)
 }
 
-func (s *Server) expired(c *call, rec store.Run, err error) error {
+func (s *Server) expired(rec store.Run, err error) error {
 	if rec.Definition == "" {
 		return err
 	}
@@ -116,6 +113,9 @@ func untilTurn(stored, said []event.Message) []event.Message {
 // serveRun streams a run's log to one reader, after an offset. The reader pulls:
 // it can hold up nobody but itself.
 func (s *Server) serveRun(w http.ResponseWriter, c *call, rec store.Run, after event.Offset, preamble event.Event) error {
+	if rec.EventsExpired {
+		return s.expired(rec, &store.OffsetError{RunID: rec.ID, Offset: after, Reason: store.OffsetExpired})
+	}
 	leave, err := s.enter(rec.ID)
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func (s *Server) serveRun(w http.ResponseWriter, c *call, rec store.Run, after e
 		if err := src.try(ctx); err != nil {
 			var off *store.OffsetError
 			if errors.As(err, &off) {
-				return s.expired(c, rec, err)
+				return s.expired(rec, err)
 			}
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -226,9 +227,15 @@ func TestWhichRun(t *testing.T) {
 }
 
 func TestFiftyWithOneRunID(t *testing.T) {
+	for name, in := range stores {
+		t.Run(name, func(t *testing.T) { fiftyWithOneRunID(t, in(t)) })
+	}
+}
+
+func fiftyWithOneRunID(t *testing.T, set store.Set) {
 	gate := make(chan struct{})
 	a := gated(gate)
-	h := newHouse(t, a, nil)
+	h := newHouse(t, a, func(c *server.Config) { c.Store = set })
 	base := h.listen(t)
 	streams := make([]*stream, 50)
 	var wg sync.WaitGroup
@@ -313,7 +320,7 @@ func TestDeadReaderSlowsNobody(t *testing.T) {
 		}
 		say(event.TextMessageEnd{MessageID: "m"}, finished)
 	}}
-	h := newHouse(t, a, nil)
+	h := newHouse(t, a, func(c *server.Config) { c.Limits.WriteTime = 500 * time.Millisecond })
 	base := h.listen(t)
 	for range 4 {
 		open(t, "POST", base+chatPath, body("t", "r", "hi")).until("RUN_STARTED") // and reads no more
@@ -328,6 +335,10 @@ func TestDeadReaderSlowsNobody(t *testing.T) {
 	if n != many || h.status(t, "r") != store.Completed {
 		t.Errorf("%d of %d pieces; the run is %s", n, many, h.status(t, "r"))
 	}
+	// The dead ones are given up in bounded time.
+	eventually(t, "no readers are left", func() bool {
+		return strings.Contains(h.do(t, "GET", "/metrics", "").Body.String(), "aisbx_readers 0\n")
+	})
 }
 
 func TestShutdownHandsOver(t *testing.T) {

@@ -56,10 +56,13 @@ func (s *Server) post(w http.ResponseWriter, c *call) error {
 	if err != nil {
 		return err
 	}
+	rec := store.Run{ID: run.ID(), Thread: thread, Definition: in.Definition}
 	if run.Joined() {
+		if rec, err = s.run(c, run.ID()); err != nil {
+			return err
+		}
 		w.Header().Set("X-Run-Resumed", "1")
 	}
-	rec := store.Run{ID: run.ID(), Thread: thread}
 	return s.serveRun(w, c, rec, event.FromStart, nil)
 }
 

@@ -20,6 +20,11 @@ type DiffOptions struct {
 	// Root is the directory, a real path inside the sandbox; empty is Handle.Root.
 	Root string
 
+	// Name names the baseline in the sandbox: a later Differ of that name goes on with
+	// it, whatever host it is on, until one is closed. It has letters, digits and
+	// minus, and should not be guessable from inside. Empty: a baseline of its own.
+	Name string
+
 	// MaxBytes is the largest file, and diff, that is shown; 0 is 1 MiB.
 	MaxBytes int64
 
@@ -84,6 +89,11 @@ func NewDiffer(ctx context.Context, h provider.Handle, o DiffOptions) (*Differ, 
 // index keep its time: git compares whole seconds, and takes a file for unchanged
 // that is older than the index.
 const baselineScript = `set -e
+D=
+if [ -n "$1" ]; then
+	D=${TMPDIR:-/tmp}/aisandbox-diff-$1
+	if [ -f "$D/facts" ]; then cat "$D/facts"; exit 0; fi
+fi
 [ "$(git rev-parse --is-inside-work-tree)" = true ]
 O=$(git rev-parse --git-path objects); case $O in /*) ;; *) O=$PWD/$O ;; esac
 I=$(git rev-parse --git-path index)
@@ -95,8 +105,14 @@ export GIT_INDEX_FILE="$T/index" GIT_OBJECT_DIRECTORY="$T/objects" GIT_ALTERNATE
 git add -A -- . >/dev/null 2>&1 || git add -A --ignore-errors -- . >/dev/null 2>&1 || :
 W=$(git write-tree)
 H=$(git rev-parse --verify --quiet HEAD || :)
+printf '%s\n%s\n%s\n%s\n' "${D:-$T}" "$O" "$H" "$W" >"$T/facts"
+if [ -n "$D" ]; then
+	rm -rf "$D"
+	mv "$T" "$D"
+	T=$D
+fi
 trap - EXIT
-printf '%s\n%s\n%s\n%s\n' "$T" "$O" "$H" "$W"`
+cat "$T/facts"`
 
 // gitEnv keeps git from asking, and from programs and settings of the image that
 // would change a diff.
@@ -112,7 +128,12 @@ func gitEnv() []string {
 
 func (d *Differ) baseline(ctx context.Context) error {
 	d.env = gitEnv()
-	out, err := d.run(ctx, 64<<10, provider.Shell(baselineScript)...)
+	for _, c := range d.o.Name {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' {
+			return fmt.Errorf("name %q: %w", d.o.Name, provider.ErrInvalid)
+		}
+	}
+	out, err := d.run(ctx, 64<<10, append(provider.Shell(baselineScript), "sh", d.o.Name)...)
 	if err != nil {
 		return err
 	}

@@ -177,3 +177,38 @@ func TestDifferWithoutGit(t *testing.T) {
 		t.Error(diff, err)
 	}
 }
+
+// A baseline with a name is that of who made it first.
+func TestNamedBaseline(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	h := newHandle(t)
+	root := h.Root()
+	git(t, root, "init", "-q", "-b", "main")
+	put(t, root, map[string]string{"a": "one\n"})
+	git(t, root, "add", "-A")
+	git(t, root, "commit", "-qm", "first")
+	first, err := NewDiffer(t.Context(), h, DiffOptions{Name: "x1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, root, map[string]string{"a": "two\n"})
+	second, err := NewDiffer(t.Context(), h, DiffOptions{Name: "x1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []*Differ{first, second} {
+		if tree, _, err := d.Tree(t.Context(), 0); err != nil || !strings.Contains(tree, "-one\n+two") {
+			t.Errorf("%q, %v", tree, err)
+		}
+	}
+	if err := second.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	third := differ(t, h, DiffOptions{Name: "x1"})
+	if tree, _, err := third.Tree(t.Context(), 0); err != nil || tree != "" {
+		t.Errorf("after it was closed: %q, %v", tree, err)
+	}
+	if d := differ(t, h, DiffOptions{Name: "../x"}); d.tree != "" {
+		t.Error("a name leads elsewhere")
+	}
+}

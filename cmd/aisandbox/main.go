@@ -8,12 +8,10 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/aisandbox-go/aisandbox/chat"
 	"github.com/aisandbox-go/aisandbox/cli"
 	"github.com/aisandbox-go/aisandbox/config"
 	"github.com/aisandbox-go/aisandbox/guest"
 	"github.com/aisandbox-go/aisandbox/harness/claudecode"
-	"github.com/aisandbox-go/aisandbox/harness/scripted"
 	"github.com/aisandbox-go/aisandbox/harness/scripted/player"
 	"github.com/aisandbox-go/aisandbox/provider"
 	"github.com/aisandbox-go/aisandbox/provider/bwrap"
@@ -62,35 +60,6 @@ func registry() config.Registry {
 			},
 			"scripted": {Script: "script", New: newScripted},
 		},
+		Stores: map[string]config.OpenStore{"sqlite": openSQLite, "postgres": openPostgres},
 	}
-}
-
-func newClaudeCode(section json.RawMessage) (chat.Adapter, error) {
-	var s struct{ Model, Executable, BaseURL string }
-	if err := config.Decode("harness claude-code", section, &s); err != nil {
-		return nil, err
-	}
-	if s.BaseURL == "" {
-		s.BaseURL = os.Getenv("ANTHROPIC_BASE_URL")
-	}
-	o := claudecode.Options{BaseURL: s.BaseURL, HostEnv: os.Getenv}
-	if s.Executable != "" {
-		o.Executable = []string{s.Executable}
-	}
-	return claudecode.Text(s.Model, o), nil
-}
-
-func newScripted(section json.RawMessage) (chat.Adapter, error) {
-	var s struct{ Script, ScriptName string }
-	if err := config.Decode("harness scripted", section, &s); err != nil {
-		return nil, err
-	}
-	var o scripted.Options
-	if s.Script != "" {
-		var err error
-		if o.Script, err = scripted.Parse(s.ScriptName, []byte(s.Script)); err != nil {
-			return nil, err
-		}
-	}
-	return scripted.Text(o), nil
 }

@@ -11,10 +11,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -323,6 +326,36 @@ func (j *journals) forget(token string) error {
 	delete(j.scans, token)
 	j.mu.Unlock()
 	return nil
+}
+
+// list tells which journals there are: of each token whatever was written last.
+func (j *journals) list() ([]byte, error) {
+	entries, err := os.ReadDir(j.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("journals: %w", err)
+	}
+	now := time.Now()
+	ages := map[string]time.Duration{}
+	for _, e := range entries {
+		token, ok := strings.CutSuffix(e.Name(), journalSuffix)
+		if !ok {
+			if token, ok = strings.CutSuffix(e.Name(), lockSuffix); !ok {
+				continue
+			}
+		}
+		age := time.Duration(-1)
+		if info, err := e.Info(); err == nil {
+			age = max(now.Sub(info.ModTime()), 0)
+		}
+		if old, ok := ages[token]; !ok || age < old {
+			ages[token] = age
+		}
+	}
+	out := []provider.JournalInfo{}
+	for _, token := range slices.Sorted(maps.Keys(ages)) {
+		out = append(out, provider.JournalInfo{Token: token, Age: ages[token]})
+	}
+	return json.Marshal(out)
 }
 
 // tail sends a journal's bytes from an offset on.

@@ -259,6 +259,8 @@ func (s *session) handle(l *wire.Link, req *wire.Request) error {
 		return done(s.journals.kill(s.ctx, req.Token, req.Signal))
 	case wire.OpForget:
 		return done(s.journals.forget(req.Token))
+	case wire.OpJournals:
+		return reply(s.journals.list())
 	}
 	return fmt.Errorf("guest: unknown operation %d: %w", req.Op, provider.ErrInvalid)
 }

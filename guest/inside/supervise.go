@@ -64,6 +64,7 @@ func (s *session) launch(l *wire.Link, req *wire.Request) error {
 		Dir:   "/",
 		Env:   os.Environ(),
 		Stdin: io.MultiReader(bytes.NewReader(head), bytes.NewReader(body), &chunker{r: in}), Stdout: ack, Reaps: true,
+		Session: true, // as the guest does, for its agent joins it
 	}
 	dir := s.journals.dir
 	if s.sealed {

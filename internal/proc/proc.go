@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package proc starts a process in a session of its own, carries its streams,
-// and ends it together with everything that it started.
+// Package proc starts a process in a group of its own, carries its streams, and
+// ends it together with everything that it started.
 //
 // It exists because os/exec can't: a grandchild that holds a pipe keeps
 // exec.Cmd.Wait from returning, a group signal misses what called setsid, and
@@ -84,6 +84,11 @@ type Spec struct {
 	// that an orphan that comes to us is never one of its tree.
 	Reaps bool
 
+	// Session makes the process lead a session of its own in any case. It does so
+	// with a terminal too, and where this process is no session's leader that has
+	// called [BecomeReaper]; otherwise it leads a group in our session.
+	Session bool
+
 	// ExtraFiles are descriptors 3 and up in the child. They stay the caller's.
 	ExtraFiles []*os.File
 }
@@ -92,7 +97,8 @@ type Spec struct {
 type Process struct {
 	pid    int
 	mark   string
-	uid    int // for reading the environment of its tree
+	badge  uint64 // see [reaper]; 0: it has none
+	uid    int    // for reading the environment of its tree
 	gid    int
 	start  int64 // clock ticks since boot, not later than the true start
 	strays atomic.Bool
@@ -169,10 +175,18 @@ func Start(ctx context.Context, s Spec) (*Process, error) {
 		Dir:   s.Dir,
 		Env:   env,
 		Files: files,
-		Sys:   &syscall.SysProcAttr{Setsid: true, Credential: s.Credential},
+		Sys:   &syscall.SysProcAttr{Credential: s.Credential},
 	}
-	if s.Terminal != nil {
-		attr.Sys.Setctty = true
+	switch r := theReaper.Load(); {
+	case s.Terminal != nil:
+		attr.Sys.Setsid, attr.Sys.Setctty = true, true
+	case r == nil || !r.leads || s.Session:
+		attr.Sys.Setsid = true
+	default:
+		// Our session has no terminal either, and a group is enough to be signalled
+		// by. A session would cost a scheduling group of the kernel's (autogroup), a
+		// quarter of what starting a small program takes.
+		attr.Sys.Setpgid = true
 	}
 	p.start = bootTicks()
 	err = p.fork(path, s.Argv, attr)
@@ -193,28 +207,31 @@ func (p *Process) fork(path string, argv []string, attr *syscall.ProcAttr) error
 	if r := theReaper.Load(); r != nil {
 		return r.fork(p, path, argv, attr)
 	}
-	pid, err := forkExec(path, argv, attr)
-	if err != nil {
-		return err
-	}
-	p.pid = pid
-	go p.waitAlone()
-	return nil
-}
-
-// forkExec is syscall.ForkExec, again after the spurious failures: a signal, and
-// a program file that another thread's fork still holds open for writing.
-func forkExec(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
 	for try := 0; ; try++ {
 		pid, err := syscall.ForkExec(path, argv, attr)
-		switch {
-		case err == syscall.EINTR:
-		case err == syscall.ETXTBSY && try < 10:
-			time.Sleep(time.Duration(try+1) * time.Millisecond)
-		default:
-			return pid, err
+		if again(err, try) {
+			continue
 		}
+		if err != nil {
+			return err
+		}
+		p.pid = pid
+		go p.waitAlone()
+		return nil
 	}
+}
+
+// again says whether a failed fork is worth another try: after a signal, and when
+// the program file is one that another thread's fork still holds open for writing.
+func again(err error, try int) bool {
+	switch {
+	case err == syscall.EINTR:
+		return true
+	case err == syscall.ETXTBSY && try < 10:
+		time.Sleep(time.Duration(try+1) * time.Millisecond)
+		return true
+	}
+	return false
 }
 
 // waitAlone waits for this process only, for when nobody reaps centrally.
@@ -296,7 +313,7 @@ func (p *Process) cancel(cause error) {
 	_ = p.KillTree() // finish calls it once more and keeps the error
 }
 
-// Pid returns the process number, which is the number of its group and session too.
+// Pid returns the process number, which is the number of its group too.
 func (p *Process) Pid() int { return p.pid }
 
 // Mark returns the value of [MarkName] in the process's environment.

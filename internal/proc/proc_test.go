@@ -24,12 +24,18 @@ import (
 	"github.com/aisandbox-go/aisandbox/provider"
 )
 
-// TestMain runs the whole suite twice: in this process, where every Start waits
-// for its own child, and in a child that reaps centrally as the guest does.
+// TestMain runs the whole suite three times: in this process, where every Start
+// waits for its own child, and in children that reap centrally: one that leads its
+// session as the guest does, and one that may not give badges.
 func TestMain(m *testing.M) {
-	if os.Getenv("PROC_TEST_REAPER") == "1" {
+	if mode := os.Getenv("PROC_TEST_REAPER"); mode != "" {
 		if err := BecomeReaper(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		r := theReaper.Load()
+		if guest := mode == "guest"; r.leads != guest || badges() != guest {
+			fmt.Fprintf(os.Stderr, "as %s: leads its session %v, has badges %v\n", mode, r.leads, badges())
 			os.Exit(1)
 		}
 		goleak.VerifyTestMain(m, goleak.IgnoreCurrent())
@@ -40,18 +46,32 @@ func TestMain(m *testing.M) {
 
 func reaping() bool { return theReaper.Load() != nil }
 
+func badges() bool { return reaping() && theReaper.Load().hard != 0 }
+
 func TestAsReaper(t *testing.T) {
 	if reaping() {
 		t.Skip("this is the child already")
 	}
-	args := []string{"-test.count=1", "-test.timeout=120s"}
-	if testing.Verbose() {
-		args = append(args, "-test.v")
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), "PROC_TEST_REAPER=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	for mode, argv := range map[string][]string{
+		"guest": {exe},
+		"plain": {"sh", "-c", `ulimit -m 1000000000 && exec "$0" "$@"`, exe},
+	} {
+		t.Run(mode, func(t *testing.T) {
+			argv = append(argv, "-test.count=1", "-test.timeout=120s", "-test.parallel=1")
+			if testing.Verbose() {
+				argv = append(argv, "-test.v")
+			}
+			cmd := exec.Command(argv[0], argv[1:]...)
+			cmd.Env = append(os.Environ(), "PROC_TEST_REAPER="+mode)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: mode == "guest"}
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		})
 	}
 }
 

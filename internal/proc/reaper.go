@@ -3,9 +3,13 @@
 package proc
 
 import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -19,10 +23,66 @@ var theReaper atomic.Pointer[reaper]
 
 // reaper waits for all children: those of Start, and orphans.
 type reaper struct {
-	forks sync.RWMutex // held for reading from fork to registration
+	leads bool // this process leads its session
+
+	forks sync.Mutex // held from before a fork to its registration
+	badge uint64     // of the last child
+	hard  uint64     // the limit that badges are below; 0: children get none
+
 	mu    sync.Mutex
 	procs map[int]*Process
 	kick  chan os.Signal
+}
+
+// A badge is a resource limit that Linux does not enforce, the resident set's. A
+// child of the reaper gets it at birth and its whole tree inherits it, whatever
+// becomes of session, parent and environment; anybody may read it. It is a hint
+// and no fetter: a process can change it, and is found by other means then.
+//
+//	0 1 | 30 random bits of this reaper | 32 bits that count the children
+const badgeKind = uint64(1) << 62
+
+// isBadge says whether a limit is a badge of any reaper.
+func isBadge(limit uint64) bool { return limit>>62 == 1 }
+
+// newBadges prepares badges, where the limits that this process was given allow it.
+func (r *reaper) newBadges() {
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_RSS, &lim) != nil || lim.Max < 2*badgeKind {
+		return
+	}
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	r.hard, r.badge = lim.Max, badgeKind|uint64(binary.BigEndian.Uint32(b[:])>>2)<<32
+}
+
+// pin gives this process the next badge, for the child that it is about to fork.
+func (r *reaper) pin() uint64 {
+	if r.hard == 0 {
+		return 0
+	}
+	// A wrapped counter stays within its bits.
+	r.badge = r.badge&^(1<<32-1) | uint64(uint32(r.badge)+1)
+	if unix.Setrlimit(unix.RLIMIT_RSS, &unix.Rlimit{Cur: r.badge, Max: r.hard}) != nil {
+		return 0
+	}
+	return r.badge
+}
+
+// badgeOf reads a process's badge; 0 is none.
+func badgeOf(pid int) uint64 {
+	var buf [2048]byte
+	n, err := readSmall("/proc/"+strconv.Itoa(pid)+"/limits", buf[:])
+	if err != nil {
+		return 0
+	}
+	_, rest, ok := bytes.Cut(buf[:n], []byte("Max resident set"))
+	if f := bytes.Fields(rest[:min(len(rest), 64)]); ok && len(f) > 0 {
+		if v, err := strconv.ParseUint(string(f[0]), 10, 64); err == nil && isBadge(v) {
+			return v
+		}
+	}
+	return 0
 }
 
 // BecomeReaper makes this process the parent of its descendants' orphans and
@@ -34,6 +94,10 @@ func BecomeReaper() error {
 		return fmt.Errorf("proc: become child subreaper: %w", err)
 	}
 	r := &reaper{procs: map[int]*Process{}, kick: make(chan os.Signal, 1)}
+	if sid, err := unix.Getsid(0); err == nil {
+		r.leads = sid == os.Getpid()
+	}
+	r.newBadges()
 	if !theReaper.CompareAndSwap(nil, r) {
 		return nil
 	}
@@ -45,9 +109,20 @@ func BecomeReaper() error {
 }
 
 func (r *reaper) fork(p *Process, path string, argv []string, attr *syscall.ProcAttr) error {
-	r.forks.RLock()
-	defer r.forks.RUnlock()
-	pid, err := forkExec(path, argv, attr)
+	for try := 0; ; try++ {
+		err := r.forkOnce(p, path, argv, attr)
+		if !again(err, try) {
+			return err
+		}
+	}
+}
+
+func (r *reaper) forkOnce(p *Process, path string, argv []string, attr *syscall.ProcAttr) error {
+	// Forks of one process wait for each other in any case.
+	r.forks.Lock()
+	defer r.forks.Unlock()
+	p.badge = r.pin()
+	pid, err := syscall.ForkExec(path, argv, attr)
 	if err != nil {
 		return err
 	}

@@ -36,8 +36,8 @@ func (e entry) stopped() bool { return e.state == 'T' || e.state == 't' || e.dea
 
 // KillTree ends the process and everything it started, whatever it did to hide:
 // its group and session, all descendants, everything that carries its mark in
-// the environment and, where this process is the reaper, orphans that only this
-// tree can have left. It returns when none of them is left; zombies count as
+// the environment or, where this process is the reaper, its badge, and orphans
+// that only this tree can have left. It returns when none of them is left; zombies count as
 // dead. What refuses to die is named in the error, after at most 10 s.
 func (p *Process) KillTree() error {
 	p.kill.Lock()
@@ -150,8 +150,9 @@ func (s *selector) members(all []entry) []entry {
 	}
 	var floor int64
 	uid, gid := -1, -1
+	badge := uint64(0)
 	if p := s.main; p != nil && p.pid > 1 {
-		floor, uid, gid = p.start, p.uid, p.gid
+		floor, uid, gid, badge = p.start, p.uid, p.gid, p.badge
 		p.mu.Lock()
 		reaped := p.reaped
 		p.mu.Unlock()
@@ -163,12 +164,18 @@ func (s *selector) members(all []entry) []entry {
 			floor = min(floor, all[i].start)
 			in[p.pid] = true
 		}
-		if !stranger {
-			for _, e := range all {
-				if (e.pgrp == p.pid || e.sid == p.pid) && e.start >= floor {
-					in[e.pid] = true
+		for _, e := range all {
+			// The session is one that the process or a child of it made: where it leads
+			// only a group, its session is ours and has another number.
+			if stranger || e.pgrp != p.pid && e.sid != p.pid || e.start < floor {
+				continue
+			}
+			if reaped && badge != 0 {
+				if b := badgeOf(e.pid); b != 0 && b != badge {
+					continue // of a stranger that had the number and has ended, too
 				}
 			}
+			in[e.pid] = true
 		}
 	}
 	for _, e := range all {
@@ -191,11 +198,22 @@ func (s *selector) members(all []entry) []entry {
 		if s.env == "" {
 			continue
 		}
-		found, other := hasEnv(e.pid, s.env, uid, gid)
+		other := false
+		if badge != 0 {
+			switch badgeOf(e.pid) {
+			case badge:
+				in[e.pid] = true
+				continue
+			case 0:
+			default:
+				other = true
+			}
+		}
+		found, marked := hasEnv(e.pid, s.env, uid, gid)
 		switch {
 		case found:
 			in[e.pid] = true
-		case s.main != nil && e.ppid == self && !other:
+		case s.main != nil && e.ppid == self && !other && !marked:
 			orphans = append(orphans, e)
 		}
 	}
@@ -228,7 +246,8 @@ func closure(all []entry, in map[int]bool, self int) {
 }
 
 // soleOwner decides about an orphan that was re-parented to this process and
-// shows no mark, for it cleared its environment. It belongs to the tree when no
+// shows neither badge nor mark, for it changed its limits, or there are no badges,
+// and it cleared its environment. It belongs to the tree when no
 // other running process that we started can have left it, each of them being
 // younger than the orphan. In doubt it lives: it may be a service that another
 // command started.
@@ -237,8 +256,8 @@ func (s *selector) soleOwner(e entry) bool {
 	if r == nil {
 		return false
 	}
-	// A child that is being forked shows our environment, which has no mark, and is
-	// not yet known: wait until it is.
+	// Without badges a child that is being forked shows nothing but our environment,
+	// which has no mark, and it is not yet known: wait until it is.
 	r.forks.Lock()
 	running := r.running()
 	r.forks.Unlock()

@@ -43,7 +43,8 @@ type Engine interface {
 	// caller has gone away; a caller that got an error may not look at what f set.
 	Write(ctx context.Context, again bool, f func(ctx context.Context, tx Tx) error, done func()) error
 
-	// Read runs f with statements that see what is committed, each for itself.
+	// Read runs f with statements that see what is committed, each for itself. It
+	// may run f again, so f begins by forgetting what it has.
 	Read(ctx context.Context, f func(ctx context.Context, tx Tx) error) error
 
 	// Append is a conditional append in one transaction, by [AppendSQL] or a

@@ -11,8 +11,8 @@ import (
 
 // What a topic keeps in memory for the readers that are up to date.
 const (
-	ringEvents = 1024
-	ringBytes  = 4 << 20
+	ringEvents = 512
+	ringBytes  = 1 << 20
 )
 
 // Hub wakes the readers of this process (spec 04 §21.5). A run that is read here

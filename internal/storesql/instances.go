@@ -230,6 +230,7 @@ func (c instances) List(ctx context.Context, q store.InstanceQuery) ([]store.Ins
 	limit := store.PageLimit(q.Limit)
 	var out []store.Instance
 	err := c.read(ctx, func(ctx context.Context, tx Tx) error {
+		out = nil
 		return c.all(ctx, tx, `SELECT {instance} FROM sandbox_instances`+w.String()+` ORDER BY key, gen LIMIT `+strconv.Itoa(limit+1), w.args, func(rows Rows) error {
 			i, err := scanInstance(rows)
 			out = append(out, i)

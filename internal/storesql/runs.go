@@ -354,6 +354,7 @@ func (c runs) Get(ctx context.Context, runID string) (store.Run, error) {
 func (c runs) FindActive(ctx context.Context, t store.Thread) (store.Run, error) {
 	var out []store.Run
 	err := c.read(ctx, func(ctx context.Context, tx Tx) error {
+		out = nil
 		return c.all(ctx, tx, `SELECT {run} FROM runs WHERE tenant=$1 AND thread_id=$2 AND status='running' ORDER BY started_at DESC, run_id DESC LIMIT 1`,
 			[]any{t.Tenant, t.ID}, func(rows Rows) error {
 				r, err := scanRun(rows)
@@ -390,6 +391,7 @@ func (c runs) List(ctx context.Context, q store.Query) ([]store.Run, string, err
 	limit := store.PageLimit(q.Limit)
 	var out []store.Run
 	err := c.read(ctx, func(ctx context.Context, tx Tx) error {
+		out = nil
 		return c.all(ctx, tx, `SELECT {run} FROM runs`+w.String()+` ORDER BY started_at, run_id LIMIT `+strconv.Itoa(limit+1), w.args, func(rows Rows) error {
 			r, err := scanRun(rows)
 			out = append(out, r.Run)

@@ -78,6 +78,7 @@ func (c messages) Threads(ctx context.Context, q store.ThreadQuery) ([]store.Thr
 	limit := store.PageLimit(q.Limit)
 	var out []store.ThreadInfo
 	err := c.read(ctx, func(ctx context.Context, tx Tx) error {
+		out = nil
 		return c.all(ctx, tx, `SELECT thread_id, tenant, n, updated_at FROM messages`+w.String()+` ORDER BY thread_id, tenant LIMIT `+strconv.Itoa(limit+1), w.args,
 			func(r Rows) error {
 				var i store.ThreadInfo
@@ -108,6 +109,7 @@ var _ store.Interrupts = interrupts{}
 func (c interrupts) Pending(ctx context.Context, t store.Thread) ([]store.Interrupt, error) {
 	var out []store.Interrupt
 	err := c.read(ctx, func(ctx context.Context, tx Tx) error {
+		out = nil
 		return c.all(ctx, tx, `SELECT id, run_id, thread_id, tenant, payload, created_at FROM interrupts
  WHERE tenant=$1 AND thread_id=$2 AND status='pending' ORDER BY ord`, []any{t.Tenant, t.ID}, func(r Rows) error {
 			i := store.Interrupt{Status: store.InterruptPending}

@@ -31,6 +31,7 @@ const (
 	OpTail                   // FStarted, FData… FReply down; the stream isn't used again
 	OpKill                   // FReply
 	OpForget                 // FReply
+	OpJournals               // FReply(JSON of []provider.JournalInfo)
 	opEnd
 )
 

@@ -324,6 +324,37 @@ var cases = []struct {
 			e.Errorf("launch: %v", err)
 		}
 	}},
+	{"listed", false, func(e *env) {
+		l, ok := provider.As[provider.JournalLister](e.re)
+		if !ok {
+			e.Skip("journals can't be listed")
+		}
+		find := func() (age time.Duration, ok bool) {
+			e.Helper()
+			js, err := l.Journals(e.Context())
+			if err != nil {
+				e.Fatal(err)
+			}
+			for _, j := range js {
+				if j.Token == e.token {
+					return j.Age, true
+				}
+			}
+			return 0, false
+		}
+		if _, ok := find(); ok {
+			e.Error("listed before it is there")
+		}
+		e.launch(`echo x`, nil)
+		e.ended(0)
+		if age, ok := find(); !ok || age < 0 || age > time.Minute {
+			e.Errorf("age %v, listed %v", age, ok)
+		}
+		e.forget()
+		if _, ok := find(); ok {
+			e.Error("listed although it was forgotten")
+		}
+	}},
 	{"nothing there", false, func(e *env) {
 		s := e.read(journal.Options{})
 		var a *journal.AttachError

@@ -145,3 +145,5 @@ func TestOffsetsAreSafe(t *testing.T) {
 		}
 	}
 }
+
+func TestTail(t *testing.T) { storetest.RunTail(t, options) }

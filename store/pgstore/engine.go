@@ -144,6 +144,9 @@ func (e *engine) repeat(ctx context.Context, again bool, f func(ctx context.Cont
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if e.closed.Load() {
+			return errClosed()
+		}
 		kind := judge(err)
 		switch {
 		case kind == refused, kind == lasting, try == tries:

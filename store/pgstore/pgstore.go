@@ -6,6 +6,10 @@
 // 2 s. Notifications never travel in the transaction of an append, which would
 // make all appends wait for each other.
 //
+// A transaction whose answer was lost is repeated where that is safe: appends and
+// ends of runs above all, by their batch number. A claim isn't: ErrUnavailable then
+// means that the lease may be the caller's, which claims again with Force.
+//
 // The URL must lead to the primary, and the listening connection past a pooler of
 // transactions. With asynchronous replication a failover may lose what was
 // acknowledged: use a synchronous standby, or know that a client can hold an
@@ -102,7 +106,7 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	s.close = sync.OnceValue(func() error {
 		c.Hub.Close()
 		h.stop()
-		e.closed.Store(true)
+		e.closed.Store(true) // before the pool says so in its own words
 		pool.Close()
 		return nil
 	})

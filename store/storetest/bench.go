@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -67,6 +68,9 @@ func BenchTail(b *testing.B, s store.Set, readers int) {
 	var wg, up sync.WaitGroup
 	sent := make([]atomic.Int64, b.N+2) // when the append was called
 	began := time.Now()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
 	for range readers {
 		up.Add(1)
 		wg.Go(func() {
@@ -93,6 +97,8 @@ func BenchTail(b *testing.B, s store.Set, readers int) {
 		b.Fatal(err)
 	}
 	up.Wait()
+	runtime.GC()
+	runtime.ReadMemStats(&after)
 	b.ResetTimer()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -108,6 +114,7 @@ func BenchTail(b *testing.B, s store.Set, readers int) {
 	}
 	wg.Wait()
 	b.StopTimer()
+	b.ReportMetric(float64(after.HeapInuse+after.StackInuse-before.HeapInuse-before.StackInuse)/1024/float64(readers), "KiB/reader")
 	slices.Sort(lags)
 	if len(lags) > 0 {
 		b.ReportMetric(float64(lags[len(lags)*99/100].Microseconds())/1000, "p99-ms")

@@ -178,10 +178,17 @@ func RunRetention(t *testing.T, o Options, age func(t *testing.T, s store.Set, r
 			age(t, s, r.ID, old)
 			return r
 		}
-		young, old, ancient := ended(29*day), ended(31*day), ended(181*day)
+		young, old, ancient, bound := ended(29*day), ended(31*day), ended(181*day), create(t, s, th)
+		i, err := s.Instances.Put(t.Context(), store.Instance{Key: fresh("k"), Provider: "p", State: store.InstanceReady})
+		ok(t, "put", err)
+		bc := claim(t, s, bound.ID, "a", store.ClaimOptions{})
+		ok(t, "bind", s.Runs.Update(t.Context(), bc, store.RunPatch{SandboxKey: &i.Key, SandboxGen: &i.Gen}))
+		_, err = s.Log.Finish(t.Context(), bc, store.Final{Status: store.Aborted})
+		ok(t, "finish", err)
+		age(t, s, bound.ID, 181*day)
 		running := create(t, s, th)
 		c := claim(t, s, running.ID, "a", store.ClaimOptions{})
-		_, err := s.Log.Append(t.Context(), c, store.Batch{No: 1, Events: live("x")})
+		_, err = s.Log.Append(t.Context(), c, store.Batch{No: 1, Events: live("x")})
 		ok(t, "append", err)
 		_, offs, err := read(t.Context(), s, old.ID, "")
 		ok(t, "read", err)
@@ -191,7 +198,7 @@ func RunRetention(t *testing.T, o Options, age func(t *testing.T, s store.Set, r
 		equal(t, "nothing is forgotten", got, store.Retained{})
 		got, err = keeper.Retain(t.Context(), store.Retention{Runs: -1})
 		ok(t, "retain", err)
-		equal(t, "logs", got, store.Retained{Logs: 2})
+		equal(t, "logs", got, store.Retained{Logs: 3})
 
 		for _, r := range []store.Run{old, ancient} {
 			rec := get(t, s, r.ID)
@@ -220,5 +227,13 @@ func RunRetention(t *testing.T, o Options, age func(t *testing.T, s store.Set, r
 		got, err = keeper.Retain(t.Context(), store.Retention{})
 		ok(t, "retain", err)
 		equal(t, "again", got.Logs, int64(0))
+		// A record goes when its events are gone, which may be later. One whose
+		// sandbox may live stays.
+		if _, err = s.Runs.Get(t.Context(), ancient.ID); err != nil || got.Runs != 0 {
+			is(t, "an ancient run", err, store.ErrNotFound, "")
+			equal(t, "runs", got.Runs, int64(1))
+		}
+		get(t, s, bound.ID)
+		get(t, s, old.ID)
 	})
 }
