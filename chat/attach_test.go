@@ -366,6 +366,27 @@ func TestCancelOfATakenOverRun(t *testing.T) {
 	})
 }
 
+// The time that a run may take is the run's, not a driver's.
+func TestTimeoutOfATakenOverRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New(memstore.Options{})
+		items := story()
+		req := attachRequest(s, journalOf(4, items...))
+		req.Timeout = time.Minute
+		began := time.Now()
+		r := start(t, req)
+		for range 3 {
+			time.Sleep(15 * time.Second)
+			r.Detach(chat.ErrShutdown)
+			outcome(t, r)
+			r = attach(t, req)
+		}
+		if o := outcome(t, r); !errors.Is(o.Err, chat.ErrBudget) || time.Since(began) > 61*time.Second || time.Since(began) < 59*time.Second {
+			t.Errorf("%+v after %v", o, time.Since(began))
+		}
+	})
+}
+
 // An agent that can't be reached may be at work: the run stays open, unless its
 // sandbox is gone for good.
 func TestUnreachableAgent(t *testing.T) {

@@ -29,7 +29,7 @@ func (r *Run) drive(w *writer) {
 	armed := func() {}
 	if r.req.Timeout > 0 {
 		var t *time.Timer
-		armed = func() { t = time.AfterFunc(r.req.Timeout, func() { r.cancel(ErrBudget) }) }
+		armed = func() { t = time.AfterFunc(max(r.req.Timeout-r.spent, 0), func() { r.cancel(ErrBudget) }) }
 		defer func() {
 			if t != nil {
 				t.Stop()
@@ -351,11 +351,20 @@ func (r *Run) watchClaim() (release func()) {
 	kept := r.keeper.keep(r.claim, r.claimed,
 		func() { aside.Go(func() { r.lost(ctx) }) },
 		func() {
-			if r.reached() {
-				r.cancel(&CanceledError{Reason: "requested"})
+			if r.reached() && r.ctx.Err() == nil {
+				aside.Go(func() { r.requested(ctx) })
 			}
 		})
 	return func() { kept(); stop(); aside.Wait() }
+}
+
+// requested cancels the run with the reason that the store has.
+func (r *Run) requested(ctx context.Context) {
+	reason := "requested"
+	if rec, err := r.runs.Get(ctx, r.req.RunID); err == nil && rec.CancelReason != "" {
+		reason = rec.CancelReason
+	}
+	r.cancel(&CanceledError{Reason: reason})
 }
 
 // reached says that a cancel can end the agent: it is this host's, or its sandbox

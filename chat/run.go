@@ -25,11 +25,12 @@ type Run struct {
 
 	runs    store.Runs
 	events  store.Log
-	durable *Durability // nil: the log is in memory
-	joined  bool        // somebody else started it: this Run only reads
-	claim   store.Claim // set before the driver starts
-	claimed time.Time   // when it was asked for
-	keeper  *Keeper     // of a durable run
+	durable *Durability   // nil: the log is in memory
+	joined  bool          // somebody else started it: this Run only reads
+	claim   store.Claim   // set before the driver starts
+	claimed time.Time     // when it was asked for
+	keeper  *Keeper       // of a durable run
+	spent   time.Duration // by the drivers before, of one that was taken over
 
 	replaying atomic.Bool
 	ready     chan struct{} // closed after the Setups of a run that was taken over

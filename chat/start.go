@@ -121,6 +121,10 @@ func (r *Run) attach(ctx context.Context) error {
 	if err := r.take(ctx, r.req.Reaper); err != nil {
 		return err
 	}
+	// How long the run lasts already, by the store's clock alone.
+	if now, err := r.runs.Get(ctx, r.req.RunID); err == nil && !now.LeaseUntil.IsZero() {
+		r.spent = max(now.LeaseUntil.Sub(now.StartedAt)-cmp.Or(r.durable.Lease, store.DefaultLease), 0)
+	}
 	w := newWriter(r)
 	stored, err := r.events.Snapshot(ctx, r.req.RunID)
 	if err != nil {

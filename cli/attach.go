@@ -88,6 +88,16 @@ func (a *app) attach(ctx context.Context, server, id, from string, asJSON bool) 
 	if !asJSON {
 		a.close(show, changed, terminal)
 	}
+	if terminal == nil { // it ended before what was asked for
+		if r, err = c.run(ctx, id); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.err, "aisandbox: nothing came behind %s: the run had ended: %s\n", printable(from), printable(r.Status))
+		if r.Status != "completed" && r.Status != "interrupted" {
+			return &exitError{exitFailed, nil}
+		}
+		return nil
+	}
 	if e, failed := terminal.(event.RunError); failed {
 		code := exitFailed
 		if e.Code == "budget_exceeded" {

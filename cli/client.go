@@ -216,6 +216,9 @@ type entry struct {
 var (
 	errIdle = errors.New("nothing came, not even a sign of life")
 	errCut  = errors.New("the stream ended before the run")
+
+	// errEvent comes again however often one asks.
+	errEvent = errors.New("an event of the server can't be read")
 )
 
 // events follows a run from behind an offset, "-1" being the start, until it has
@@ -245,7 +248,7 @@ func (c *client) events(ctx context.Context, r record, from string) iter.Seq2[en
 			case ctx.Err() != nil:
 				yield(entry{}, context.Cause(ctx))
 				return
-			case errors.As(err, &answer) && answer.lasting(), errors.Is(err, event.ErrFrameTooLong):
+			case errors.As(err, &answer) && answer.lasting(), errors.Is(err, event.ErrFrameTooLong), errors.Is(err, errEvent):
 				yield(entry{}, err)
 				return
 			}
@@ -297,7 +300,7 @@ func (c *client) stream(ctx context.Context, r record, at *string, take func(ent
 		}
 		ev, err := event.Decode(f.Data)
 		if err != nil {
-			return &exitError{exitUnavailable, fmt.Errorf("an event of the server can't be read: %w", err)}
+			return fmt.Errorf("%w: %w", errEvent, err)
 		}
 		if f.ID != "" {
 			*at = f.ID

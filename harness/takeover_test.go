@@ -70,7 +70,7 @@ func TestShutdownHandsOver(t *testing.T) {
 			if noGuest {
 				w.withoutGuest()
 			}
-			run := w.begin("A", w.counting(150), "line 10")
+			run := w.begin("A", w.counting(250), "line 10")
 			for _, owner := range []string{"B", "C"} {
 				left := time.Now()
 				run.Detach(chat.ErrShutdown)
@@ -82,7 +82,7 @@ func TestShutdownHandsOver(t *testing.T) {
 					t.Fatal("the agent did not outlive its host")
 				}
 				var err error
-				if run, err = w.attach(t.Context(), w.request(owner, w.counting(150))); err != nil {
+				if run, err = w.attach(t.Context(), w.request(owner, w.counting(250))); err != nil {
 					t.Fatal(err)
 				}
 				eventually(t, "it goes on", func() bool { return len(w.log()) > before })
@@ -94,7 +94,7 @@ func TestShutdownHandsOver(t *testing.T) {
 				t.Fatalf("%+v", o)
 			}
 			want := []string{"the prompt"}
-			for i := range 150 {
+			for i := range 250 {
 				want = append(want, fmt.Sprint("line ", i+1))
 			}
 			if d := cmp.Diff(append(want, "no end"), said(w.log())); d != "" {
@@ -102,7 +102,7 @@ func TestShutdownHandsOver(t *testing.T) {
 			}
 			w.legal()
 			w.clean()
-			if got := len(thread(t, w)); got != 153 {
+			if got := len(thread(t, w)); got != 253 {
 				t.Errorf("%d messages in the thread", got)
 			}
 			// Viewers were told once which sandbox it is.
@@ -149,6 +149,28 @@ func TestCancelOfADurableRun(t *testing.T) {
 				t.Errorf("kept %v: %+v, %v", kept, inst, err)
 			}
 		})
+	}
+}
+
+// A child in a session of its own, which took off every mark, is gone with the
+// agent that was told to end.
+func TestCancelLeavesNoChild(t *testing.T) {
+	w := newWorld(t)
+	a := &shAgent{script: fmt.Sprintf(`trap 'echo bye; exit 0' TERM; echo $$ >>%[1]s/starts; setsid env -i sleep 600 & echo $! >%[1]s/child; echo up; while :; do sleep 0.02; done`, w.out)}
+	run := w.begin("A", a, "up")
+	if err := run.Cancel("enough"); err != nil {
+		t.Fatal(err)
+	}
+	if o := finish(t, run); o.Kind != chat.Canceled {
+		t.Fatalf("%+v", o)
+	}
+	w.clean()
+	b, err := os.ReadFile(filepath.Join(w.out, "child"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pid := strings.TrimSpace(string(b)); alive(pid) {
+		t.Errorf("process %s is still there", pid)
 	}
 }
 
@@ -421,7 +443,7 @@ func TestPrivateFilesOutliveTheirHost(t *testing.T) {
 // The scripted agent, whole: thinking, tools, files and the conversation.
 func TestScriptedAgentIsTakenOver(t *testing.T) {
 	steps := []player.Step{{Think: "hm"}, {Say: "Let me see. "}, {Run: "echo hello"}, {Write: &player.Write{Path: "a.txt", Content: "x\n"}}}
-	for range 20 {
+	for range 60 {
 		steps = append(steps, player.Step{Say: "more "}, player.Step{Sleep: 20 * time.Millisecond})
 	}
 	agent := func() harness.CLI { return scripted.CLI(scripted.Options{Script: scripted.Script{Steps: steps}}) }
@@ -442,7 +464,9 @@ func TestScriptedAgentIsTakenOver(t *testing.T) {
 	eventually(t, "it runs", func() bool { return len(prints(two.log())) > 5 })
 	for _, owner := range []string{"B", "C", "D"} {
 		run.Detach(chat.ErrShutdown)
-		finish(t, run)
+		if o := finish(t, run); o.Kind != chat.Detached {
+			t.Fatalf("%+v", o)
+		}
 		if run, err = two.attach(t.Context(), two.request(owner, agent())); err != nil {
 			t.Fatal(err)
 		}

@@ -112,7 +112,9 @@ type Reattacher interface {
 	Tail(ctx context.Context, token string, from int64, follow bool) (io.ReadCloser, error)
 
 	// Kill signals the process group of token; sig 9 ends the whole tree and
-	// returns when none of it is left.
+	// returns when none of it is left. After a signal that asks for the end (HUP,
+	// INT, QUIT, TERM) what is left of the tree when the process has ended may be
+	// killed, too.
 	Kill(ctx context.Context, token string, sig int) error
 
 	// Forget removes the journal of a process that has ended; missing is success. The

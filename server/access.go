@@ -196,7 +196,7 @@ func (s *Server) access(w http.ResponseWriter, r *http.Request, rt *route) (*cal
 	}
 	if r.Method == http.MethodPost {
 		if ct := r.Header.Get("Content-Type"); ct != "" {
-			if m, _, err := mime.ParseMediaType(ct); err != nil && m == "" || m != "application/json" {
+			if m, _, _ := mime.ParseMediaType(ct); m != "application/json" {
 				return nil, errMedia
 			}
 		}

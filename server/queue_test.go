@@ -169,11 +169,15 @@ func TestQueuePositionsCountDown(t *testing.T) {
 			synctest.Wait()
 		}
 		wantStatus(t, h.post(t, body("t", "r9", "hi")), 409, "thread_busy")
+		began := time.Now()
 		for range got {
 			gate <- struct{}{}
 			synctest.Wait()
 		}
 		wg.Wait()
+		if d := time.Since(began); d != 0 {
+			t.Errorf("a turn is noticed after %v", d) // on this host: at once
+		}
 		for i := range got {
 			var want []string
 			for p := i; p > 0; p-- {

@@ -93,14 +93,12 @@ func (s *Server) resumption(ctx context.Context, in RunInput) (answers *chat.Mid
 	}
 	return &chat.Middleware{
 		Name: "resume",
-		Done: func(_ context.Context, r *chat.Run, o chat.Outcome) error {
-			if o.Kind == chat.Finished || o.Kind == chat.Interrupted {
-				r.OnFinish(func(f *store.Final) {
-					if f.Status == store.Completed || f.Status == store.Interrupted {
-						f.Resolved = append(f.Resolved, rs...)
-					}
-				})
-			}
+		Setup: func(_ context.Context, r *chat.Run) error {
+			r.OnFinish(func(f *store.Final) {
+				if f.Status == store.Completed || f.Status == store.Interrupted {
+					f.Resolved = append(f.Resolved, rs...)
+				}
+			})
 			return nil
 		},
 	}, nil, nil

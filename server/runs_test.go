@@ -363,6 +363,7 @@ func TestShutdownHandsOver(t *testing.T) {
 	}
 	wantStatus(t, h.post(t, body("t", "r2", "hi")), 503, "shutdown")
 	wantStatus(t, h.do(t, "GET", "/readyz", ""), 503, "shutdown")
+	wantStatus(t, h.do(t, "GET", chatPath+"?offset=-1&runId=r", ""), 503, "shutdown")
 	if w := h.do(t, "GET", "/healthz", ""); w.Code != 200 {
 		t.Errorf("healthz %d", w.Code)
 	}

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -96,7 +97,7 @@ func (s *Server) run(c *call, id string) (store.Run, error) {
 		c.PathValue("sandbox") != "" && rec.Definition != c.PathValue("sandbox")) {
 		err = &store.NotFoundError{What: "run", ID: id}
 	}
-	if answerable := answer(err); err != nil && answerable.status == http.StatusNotFound {
+	if errors.Is(err, store.ErrNotFound) {
 		return store.Run{}, errUnknownRun
 	}
 	return rec, err

@@ -14,19 +14,37 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/aisandbox-go/aisandbox/config"
 	"github.com/aisandbox-go/aisandbox/guest"
+	"github.com/aisandbox-go/aisandbox/internal/testenv"
 )
 
 // The test binary is the command, and the guest program too.
 func TestMain(m *testing.M) {
 	guest.Hook(play)
-	testscript.Main(m, map[string]func(){"aisandbox": main})
+	testscript.Main(tests{m}, map[string]func(){"aisandbox": main})
 }
 
-func TestScripts(t *testing.T) {
+type tests struct{ m *testing.M }
+
+func (t tests) Run() int {
+	defer testenv.StopPostgres()
+	return t.m.Run()
+}
+
+func TestScripts(t *testing.T) { scripts(t, "../../cli/testdata", nil) }
+
+func TestPostgresScripts(t *testing.T) {
+	scripts(t, "../../cli/testdata/postgres", map[string]string{"DATABASE_URL": testenv.Postgres(t)})
+}
+
+func scripts(t *testing.T, dir string, env map[string]string) {
 	testscript.Run(t, testscript.Params{
-		Dir: "../../cli/testdata",
+		Dir: dir,
 		Setup: func(e *testscript.Env) error {
+			for n, v := range env {
+				e.Setenv(n, v)
+			}
 			e.Setenv("HOME", e.WorkDir)
 			e.Setenv("XDG_STATE_HOME", e.WorkDir+"/state")
 			e.Setenv("XDG_CACHE_HOME", e.WorkDir+"/cache")
@@ -133,4 +151,25 @@ func post(ts *testscript.TestScript, neg bool, args []string) {
 		}
 	}
 	ts.Check(out.Close())
+}
+
+// What docs/configuration.md shows must be taken by the command, options of
+// providers and agents included.
+func TestConfigurationExample(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(doc), "```yaml\n")
+	if !ok {
+		t.Fatal("no example")
+	}
+	example, _, _ := strings.Cut(rest, "```")
+	f, err := config.Parse("example", []byte(example))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Build(t.Context(), registry(), config.BuildOptions{Dry: true}); err != nil {
+		t.Error(err)
+	}
 }

@@ -407,6 +407,11 @@ func (v *supervisor) listen() {
 			if _, err := io.ReadFull(c, b[:]); err != nil {
 				return
 			}
+			switch syscall.Signal(b[0]) {
+			case syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM:
+				// Who asks the agent to end wants its children gone as well, when it is.
+				_ = v.p.Sweep()
+			}
 			if err := v.p.Signal(syscall.Signal(b[0])); err != nil {
 				_, _ = c.Write([]byte("-" + err.Error()))
 				return
