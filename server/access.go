@@ -194,7 +194,9 @@ func (s *Server) access(w http.ResponseWriter, r *http.Request, rt *route) (*cal
 	if _, err := s.cors(w.Header(), r); err != nil {
 		return nil, err
 	}
-	if r.Method == http.MethodPost {
+	// A page could send a form without asking first; a program such as curl, which
+	// has no origin, may name its JSON as it likes (spec 07 §11.1).
+	if r.Method == http.MethodPost && r.Header.Get("Origin") != "" {
 		if ct := r.Header.Get("Content-Type"); ct != "" {
 			if m, _, _ := mime.ParseMediaType(ct); m != "application/json" {
 				return nil, errMedia

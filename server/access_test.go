@@ -198,7 +198,10 @@ func TestMethodsAndTypes(t *testing.T) {
 		"application/json": true, "application/json; charset=utf-8": true, "APPLICATION/JSON": true, "": true,
 		"text/plain": false, "application/x-www-form-urlencoded": false, "multipart/form-data; boundary=x": false, ";": false,
 	} {
-		w := h.post(t, body("t", "r", "hi"), header("Content-Type", ct))
+		if w := h.post(t, body("t", "r", "hi"), header("Content-Type", ct)); w.Code != 200 {
+			t.Errorf("%q without an origin: %d %s", ct, w.Code, w.Body)
+		}
+		w := h.post(t, body("t", "r", "hi"), header("Content-Type", ct, "Origin", "http://localhost:8080"))
 		if ok && w.Code != 200 {
 			t.Errorf("%q: %d %s", ct, w.Code, w.Body)
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -45,6 +46,8 @@ func scripts(t *testing.T, dir string, env map[string]string) {
 			for n, v := range env {
 				e.Setenv(n, v)
 			}
+			// A server leaves agents and sandboxes behind on purpose.
+			e.Defer(func() { killAll(t, e.WorkDir) })
 			e.Setenv("HOME", e.WorkDir)
 			e.Setenv("XDG_STATE_HOME", e.WorkDir+"/state")
 			e.Setenv("XDG_CACHE_HOME", e.WorkDir+"/cache")
@@ -56,6 +59,20 @@ func scripts(t *testing.T, dir string, env map[string]string) {
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"freeaddr": freeAddr, "ready": ready, "post": post, "terminate": terminate,
 		},
+	})
+}
+
+// killAll ends what has a mark in its command line or environment.
+func killAll(t *testing.T, mark string) {
+	testenv.Eventually(t, 20*time.Second, "processes with "+mark+" end", func() bool {
+		found := testenv.Processes(mark)
+		for _, p := range found {
+			id, _, _ := strings.Cut(p, ":")
+			if pid, err := strconv.Atoi(id); err == nil {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+		return len(found) == 0
 	})
 }
 
