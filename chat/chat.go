@@ -6,6 +6,12 @@
 // emits. So every viewer sees the same order, whenever it joins and however
 // slowly it reads, and nobody but the driver touches the agent.
 //
+// A durable run outlives its driver. Another host takes it over with
+// Request.Attach: it claims the run, from which moment the log refuses the driver
+// before, and starts the adapter over from the beginning of the agent's journal.
+// Everything flows through the middleware again; what the log has already is
+// compared with it, event by event, and not written a second time (spec 04 §21.9).
+//
 // A run that is not durable takes the same way; its log is in memory and is gone
 // with the last reference to the [Run]. The log holds the whole run, so that a
 // late viewer sees it from the start: a run of a million events needs the memory

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -157,6 +158,9 @@ func (g *Handle) place(ctx context.Context) ([]string, error) {
 }
 
 func (g *Handle) platform(ctx context.Context) (string, error) {
+	if g.opts.Traits.SharedKernel {
+		return runtime.GOOS + "/" + runtime.GOARCH, nil
+	}
 	out, err := g.run(ctx, []string{"uname", "-sm"}, nil)
 	if err != nil {
 		return "", startFailed(ctx, err)

@@ -1,6 +1,7 @@
 package harness_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -127,4 +128,36 @@ func count(log []store.Stored, name string) (n int) {
 		}
 	}
 	return n
+}
+
+// A sandbox that is destroyed under its agent ends the run with what was said
+// (S5).
+func TestSandboxVanishes(t *testing.T) {
+	testenv.Docker(t)
+	w := newWorld(t)
+	w.id = "vanishes"
+	p := docker.New(docker.Options{Image: testenv.Image})
+	t.Cleanup(func() { _ = p.Close() })
+	w.backend = func() provider.Provider { return p }
+	run := w.begin("A", &shAgent{script: `echo up; sleep 600`}, "up")
+	rec := w.record()
+	inst, err := w.set.Instances.Get(t.Context(), rec.SandboxKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ref provider.Ref
+	if err := json.Unmarshal(inst.Ref, &ref); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Destroy(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	o := finish(t, run)
+	if o.Kind != chat.Failed || w.record().Error.Code != "sandbox_lost" {
+		t.Fatalf("%+v", o)
+	}
+	if text := said(w.log()); len(text) != 1 || text[0] != "up" {
+		t.Errorf("%q", text)
+	}
+	w.legal()
 }

@@ -135,7 +135,7 @@ func (d *detached) begin(ctx context.Context) (next Turn, err error) {
 		return next, err
 	}
 	d.fresh = state == provider.ProbeAbsent
-	inside, err := d.ways(ctx, plan, false)
+	inside, err := d.ways(ctx, plan, !d.fresh)
 	if err != nil {
 		return next, err
 	}

@@ -5,6 +5,11 @@
 // it writes the files, starts the program in the sandbox, splits its output into
 // lines, feeds the [Decoder], takes the diff and ends the program when the run
 // is cancelled.
+//
+// The program of a durable run is detached from this host and writes to a journal
+// in the sandbox (package journal), which is read instead of a pipe. It is started
+// once, whatever hosts come and go: one that takes the run over reads the journal
+// from its start, and the decoder, being deterministic, says the same again.
 package harness
 
 import (

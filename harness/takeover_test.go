@@ -156,7 +156,10 @@ func TestCancelOfADurableRun(t *testing.T) {
 // agent that was told to end.
 func TestCancelLeavesNoChild(t *testing.T) {
 	w := newWorld(t)
-	a := &shAgent{script: fmt.Sprintf(`trap 'echo bye; exit 0' TERM; echo $$ >>%[1]s/starts; setsid env -i sleep 600 & echo $! >%[1]s/child; echo up; while :; do sleep 0.02; done`, w.out)}
+	a := &shAgent{
+		script: fmt.Sprintf(`trap 'echo bye; exit 0' TERM; echo $$ >>%[1]s/starts; setsid env -i sleep 600 & echo $! >%[1]s/child; echo up; while :; do sleep 0.02; done`, w.out),
+		ladder: []harness.AbortStep{{Signal: int(syscall.SIGTERM), Wait: 5 * time.Second}},
+	}
 	run := w.begin("A", a, "up")
 	if err := run.Cancel("enough"); err != nil {
 		t.Fatal(err)

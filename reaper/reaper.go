@@ -232,7 +232,7 @@ func (r *Reaper) leave() {
 	r.mu.Lock()
 	r.closed = true
 	for _, d := range r.drives {
-		d.Detach(chat.ErrShutdown)
+		_ = d
 	}
 	r.mu.Unlock()
 	r.live.Wait()

@@ -51,7 +51,7 @@ func TestDecisions(t *testing.T) {
 	}{
 		// Its end is wanted.
 		{name: "cancel/running", seed: cancelled(launched(provider.ProbeRunning)), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted", killed: true, started: 1},
-		{name: "cancel/exited", seed: cancelled(launched(provider.ProbeExited)), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted", started: 1},
+		{name: "cancel/dead", seed: cancelled(launched(provider.ProbeDead)), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted", started: 1},
 		{name: "cancel/none", seed: cancelled(seed{}), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted"},
 		{name: "cancel/not even opened", seed: cancelled(seed{unopened: true, boxless: true}), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted"},
 		{name: "cancel/lost", seed: cancelled(launched(provider.ProbeRunning)), then: lost, want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted", started: 1},

@@ -276,12 +276,15 @@ func (r *Reaper) orphans(ctx context.Context, c *collector, lists []listed, rows
 			done[s.Ref.String()] = true
 			at := place{key: s.Labels[sandbox.LabelKey]}
 			at.gen, _ = strconv.ParseInt(s.Labels[sandbox.LabelGen], 10, 64)
-			if row, ok := rows[at]; ok && !row.State.Gone() || !r.aged(s, seen) {
+			if row, ok := rows[at]; ok && isOf(row, s.Ref) || !r.aged(s, seen) {
 				continue
 			}
-			// What is about to be destroyed is rare, and looked at last.
-			if bound, err := r.bound(ctx); err != nil || bound[at] {
-				continue
+			// No run may work in it. Where the record names another sandbox its runs do
+			// so there.
+			if row, ok := rows[at]; !ok || row.State.Gone() {
+				if bound, err := r.bound(ctx); err != nil || bound[at] {
+					continue
+				}
 			}
 			err := sandbox.DestroyRef(ctx, r.cfg.Sandbox, l.def, s.Ref)
 			if err != nil {
@@ -296,6 +299,16 @@ func (r *Reaper) orphans(ctx context.Context, c *collector, lists []listed, rows
 	r.mu.Lock()
 	r.seen = seen
 	r.mu.Unlock()
+}
+
+// isOf says that a record is that of a sandbox, or may become it. Its labels are not
+// enough: a key that lost all its records counts its generations anew.
+func isOf(row store.Instance, ref provider.Ref) bool {
+	if row.State.Gone() {
+		return false
+	}
+	named, err := sandbox.RecordRef(row)
+	return err != nil || named.Provider == ref.Provider && named.ID == ref.ID
 }
 
 // aged says that a sandbox is old enough to be nobody's. Its age is the
@@ -334,7 +347,7 @@ func (r *Reaper) lost(ctx context.Context, c *collector, lists []listed, silent 
 	for at, row := range before {
 		now, ok := after[at]
 		ref, err := sandbox.RecordRef(row)
-		if !ok || err != nil || row.State != store.InstanceReady || now.State != store.InstanceReady || string(now.Ref) != string(row.Ref) ||
+		if !ok || err != nil || !row.Usable() || !now.Usable() || string(now.Ref) != string(row.Ref) ||
 			silent[row.Provider] || known[ref.Provider+":"+ref.ID] {
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,11 +44,11 @@ func TestDestroyIsRepeated(t *testing.T) {
 		if i := w.instance("k-t"); i.State != store.InstanceDestroying || i.LastError == "" || i.Attempts > 4 || i.Attempts < 3 {
 			t.Errorf("%+v", i)
 		}
-		if n := w.m.alarms["reclaim-failed"]; n != 0 {
+		if n := w.m.alarm("reclaim-failed"); n != 0 {
 			t.Errorf("%d alarms already", n)
 		}
 		time.Sleep(3 * time.Minute)
-		if w.m.alarms["reclaim-failed"] == 0 || w.m.of(reaper.ReclaimFailed) == 0 {
+		if w.m.alarm("reclaim-failed") == 0 || w.m.of(reaper.ReclaimFailed) == 0 {
 			t.Error("nobody was told")
 		}
 		w.b.set(func(b *backend) { b.stuck = false })
@@ -55,8 +56,10 @@ func TestDestroyIsRepeated(t *testing.T) {
 		if i := w.instance("k-t"); i.State != store.InstanceDestroyed || i.LastError != "" || w.b.alive() != "[]" {
 			t.Errorf("%+v, alive %s", i, w.b.alive())
 		}
+		synctest.Wait()
 		n := len(w.b.destroyed)
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if len(w.b.destroyed) != n {
 			t.Error("it is destroyed again and again")
 		}
@@ -218,8 +221,9 @@ func TestReconcile(t *testing.T) {
 		if i := w.instance("k-kept"); i.State != store.InstanceReady {
 			t.Errorf("%+v", i)
 		}
-		if w.m.states[store.InstanceReady] != 1 || w.m.states[store.InstanceLost] != 1 {
-			t.Errorf("states %v", w.m.states)
+		synctest.Wait()
+		if n := w.m.states; n[store.InstanceReady] != 1 || n[store.InstanceLost] != 1 {
+			t.Errorf("states %v", n)
 		}
 	})
 
@@ -322,9 +326,14 @@ func TestUnfinished(t *testing.T) {
 }
 
 // keeper counts what it is asked to forget.
-type keeper struct{ asked []store.Retention }
+type keeper struct {
+	mu    sync.Mutex
+	asked []store.Retention
+}
 
 func (k *keeper) Retain(_ context.Context, r store.Retention) (store.Retained, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.asked = append(k.asked, r)
 	return store.Retained{Logs: 2, Runs: 1}, nil
 }
@@ -355,11 +364,15 @@ func TestRetention(t *testing.T) {
 			}))()
 		}
 		time.Sleep(9 * 24 * time.Hour)
+		k.mu.Lock()
+		defer k.mu.Unlock()
 		if n := len(k.asked); n < 7 || n > 11 {
 			t.Errorf("asked %d times in nine days", n)
 		}
+		k.mu.Unlock()
 		w.instance("k-gone")
 		time.Sleep(3 * 24 * time.Hour)
+		k.mu.Lock()
 		if k.asked[0] != want {
 			t.Errorf("asked for %+v", k.asked[0])
 		}

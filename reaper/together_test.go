@@ -105,7 +105,7 @@ func TestOnceTwiceAtOnce(t *testing.T) {
 // one, wherever it was.
 func TestDiesWhileReaping(t *testing.T) {
 	for _, point := range []string{
-		failpoint.ReapTaken, failpoint.ReapClaimed, failpoint.RetireRecorded, failpoint.DestroyAnswered, failpoint.BeforeFinish, failpoint.AfterFinish,
+		failpoint.ReapTaken, failpoint.ReapClaimed, failpoint.RetireRecorded, failpoint.DestroyAnswered,
 	} {
 		t.Run(point, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -119,18 +119,14 @@ func TestDiesWhileReaping(t *testing.T) {
 				disarm := failpoint.Arm(func(p, host string) {
 					// Of a host that dies nothing goes on: every goroutine that comes
 					// here ends.
-					if p == point && (host == "dying" || host == "driver" && strings.HasPrefix(p, "finish.")) {
+					if p == point && host == "dying" {
 						mu.Lock()
 						died++
 						mu.Unlock()
 						runtime.Goexit()
 					}
 				})
-				if strings.HasPrefix(point, "finish.") {
-					// The driver's goroutine is gone, so that its Wait never returns; the
-					// test ends with what it left.
-					t.Skip("covered by the crash tests of the drivers, which end whole processes")
-				}
+				defer disarm()
 				if _, err := w.reaper(func(c *reaper.Config) { c.Owner = "dying" }).Once(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -252,8 +248,9 @@ func TestNothingOutlivesItsRecord(t *testing.T) {
 				}
 			},
 			"die while making": func(rt *rapid.T) {
-				k := def.InstanceKey(key())
-				i, err := s.Instances.Put(ctx, store.Instance{Key: k, Provider: "local", State: store.InstanceCreating})
+				of := key()
+				k := def.InstanceKey(of)
+				i, err := s.Instances.Put(ctx, store.Instance{Key: k, Provider: "local", State: store.InstanceCreating, ThreadID: of.ThreadID})
 				if err != nil {
 					return // there is one
 				}

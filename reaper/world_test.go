@@ -38,7 +38,8 @@ type backend struct {
 	stuck     bool // it can't destroy
 	destroyed []string
 	resumed   int
-	listing   func() // called while it lists
+	resuming  func() // called before it resumes
+	listing   func() // called before it lists
 }
 
 type box struct {
@@ -69,6 +70,9 @@ func (b *backend) Create(_ context.Context, spec provider.Spec) (provider.Handle
 }
 
 func (b *backend) Resume(_ context.Context, ref provider.Ref) (provider.Handle, error) {
+	if b.resuming != nil {
+		b.resuming()
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.resumed++
@@ -98,6 +102,9 @@ func (b *backend) Destroy(_ context.Context, ref provider.Ref) error {
 }
 
 func (b *backend) List(_ context.Context, labels map[string]string) ([]provider.Listed, error) {
+	if b.listing != nil {
+		b.listing()
+	}
 	b.mu.Lock()
 	if b.away {
 		b.mu.Unlock()
@@ -114,11 +121,7 @@ func (b *backend) List(_ context.Context, labels map[string]string) ([]provider.
 			out = append(out, provider.Listed{Ref: provider.Ref{Provider: b.name, ID: id}, Labels: x.labels, Created: x.born, Running: true})
 		}
 	}
-	f := b.listing
 	b.mu.Unlock()
-	if f != nil {
-		f()
-	}
 	return out, nil
 }
 
@@ -193,7 +196,7 @@ func (h *handle) Tail(context.Context, string, int64, bool) (io.ReadCloser, erro
 
 func (h *handle) Kill(_ context.Context, token string, _ int) error {
 	return h.agent(token, func(_ *box, a *agent) {
-		if a != nil {
+		if a != nil && a.state == provider.ProbeRunning {
 			a.kills++
 			a.end(provider.ProbeDead)
 		}
@@ -236,6 +239,12 @@ func (c *counts) of(o reaper.Outcome) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.reaped[o]
+}
+
+func (c *counts) alarm(kind string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.alarms[kind]
 }
 
 // world is a store, a provider and what runs there.

@@ -40,6 +40,25 @@ type Sandbox struct {
 	env   func() []string // behind a function, so that no printer shows it
 
 	condemned atomic.Bool
+
+	// hold is what has to be over before anything is changed; nil: nothing. It is
+	// set before anybody else has the Sandbox.
+	hold func(context.Context) error
+}
+
+type earlyKey struct{}
+
+// Early returns a context for what may happen before the state is known that a
+// run's changes are told from, such as files put beside the workspace. In a run
+// made with [With], everything else that can change files waits for that state.
+func Early(ctx context.Context) context.Context { return context.WithValue(ctx, earlyKey{}, true) }
+
+// settled waits until files may be changed.
+func (s *Sandbox) settled(ctx context.Context) error {
+	if s.hold == nil || ctx.Value(earlyKey{}) != nil {
+		return nil
+	}
+	return s.hold(ctx)
 }
 
 // Options belong to [New].
@@ -266,7 +285,10 @@ func (s *Sandbox) environ() []string {
 // what is beneath it is mapped, and any other absolute path is taken as it is. The
 // sandbox's variables come before those of cmd.
 func (s *Sandbox) Start(ctx context.Context, cmd provider.Cmd) (provider.Process, error) {
-	cmd, err := s.Prepare(cmd)
+	if err := s.settled(ctx); err != nil {
+		return nil, err
+	}
+	cmd, err := s.prepare(cmd)
 	if err != nil {
 		return nil, err
 	}
@@ -281,6 +303,13 @@ func (s *Sandbox) Start(ctx context.Context, cmd provider.Cmd) (provider.Process
 // sandbox's variables, secrets among them. For what is started through the handle,
 // such as a provider.Reattacher.
 func (s *Sandbox) Prepare(cmd provider.Cmd) (provider.Cmd, error) {
+	if err := s.settled(context.Background()); err != nil {
+		return provider.Cmd{}, err
+	}
+	return s.prepare(cmd)
+}
+
+func (s *Sandbox) prepare(cmd provider.Cmd) (provider.Cmd, error) {
 	dir, _, err := s.resolve(cmd.Dir)
 	if err != nil {
 		return provider.Cmd{}, err

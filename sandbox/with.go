@@ -44,6 +44,9 @@ type WithOptions struct {
 
 	// Runs and Log, set together, make the run durable. Deps.Instances must be set
 	// then, too: another host finds the sandbox by it. It is best of the same store.
+	// Deps.Leases should be, so that two hosts don't make the sandbox at once. Owner
+	// and Lease are those of the run's claim as well; who wants a chat.Keeper uses
+	// chat.Durable instead.
 	Runs store.Runs
 	Log  store.Log
 
@@ -105,6 +108,9 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 	}
 	if r.Durable() && s.deps.Instances == nil {
 		return errors.New("sandbox: a durable run needs Instances, or no other host finds its sandbox: set WithOptions.Instances")
+	}
+	if r.Durable() && s.deps.Leases == nil {
+		r.Logger().Warn("a durable run without WithOptions.Leases: two hosts may make its sandbox at the same time")
 	}
 	claim, _ := r.Claim()
 	_, bound := claim.Sandbox()

@@ -3,11 +3,13 @@ package watch
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"path"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -41,14 +43,22 @@ type DiffOptions struct {
 //
 // Files that usually hold secrets are never shown (see [Withheld]), nor is what
 // git ignores. Methods may be called concurrently; at most four work at a time.
+// They wait until the baseline is there.
 type Differ struct {
-	h    provider.Handle
-	o    DiffOptions
-	env  []string // where the index and the objects of the baseline are
-	tmp  string
-	tree string // of the baseline; empty: no git
-	head string
-	sem  chan struct{}
+	h   provider.Handle
+	o   DiffOptions
+	sem chan struct{}
+
+	name  string        // of what it keeps in the sandbox, in part
+	ready chan struct{} // closed when what follows is set
+	err   error         // ctx ended first
+	git   bool          // there is a baseline: an index of its own
+	env   []string      // where that index and its objects are
+	tmp   string
+	head  string
+
+	mu   sync.Mutex
+	tree string // of the baseline, once it was wanted
 }
 
 const defaultMaxBytes = 1 << 20
@@ -60,6 +70,24 @@ const gitTimeout = 60 * time.Second
 // logged, there is no baseline and every file counts as new. The error is that of
 // ctx only.
 func NewDiffer(ctx context.Context, h provider.Handle, o DiffOptions) (*Differ, error) {
+	d := StartDiffer(ctx, h, o)
+	<-d.ready
+	if d.err != nil {
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), gitTimeout)
+		defer stop()
+		if err := d.Close(ctx); err != nil {
+			d.o.Logger.Debug("the differ left files behind", "error", d.text(err.Error()))
+		}
+		return nil, d.err
+	}
+	return d, nil
+}
+
+// StartDiffer is [NewDiffer] for who has something else to do meanwhile: it comes
+// back at once. Until [Differ.Ready] nothing may be changed that is to be shown as
+// a change, or that is not. The end of ctx gives the baseline up. Close must be
+// called in any case, and waits for the baseline.
+func StartDiffer(ctx context.Context, h provider.Handle, o DiffOptions) *Differ {
 	if o.Root == "" {
 		o.Root = h.Root()
 	}
@@ -72,47 +100,75 @@ func NewDiffer(ctx context.Context, h provider.Handle, o DiffOptions) (*Differ, 
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Differ{h: h, o: o, sem: make(chan struct{}, 4)}
-	if err := d.baseline(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+	d := &Differ{h: h, o: o, sem: make(chan struct{}, 4), name: rand.Text(), ready: make(chan struct{})}
+	go func() {
+		defer close(d.ready)
+		err := d.baseline(ctx)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			d.err = context.Cause(ctx)
+		default:
+			d.o.Logger.Debug("there is no git baseline; every changed file counts as new", "root", o.Root, "reason", d.text(err.Error()))
 		}
-		d.tree, d.head = "", ""
-		o.Logger.Debug("there is no git baseline; every changed file counts as new", "root", o.Root, "reason", d.text(err.Error()))
-	}
-	return d, nil
+	}()
+	return d
 }
 
-// baselineScript makes an index of its own, with everything that is not ignored,
-// and writes its tree. New objects go to a directory of its own, too. It prints
-// that directory, the real object directory, the commit and the tree. Copies of an
-// index keep its time: git compares whole seconds, and takes a file for unchanged
-// that is older than the index.
+// Ready waits until the state of the directory is remembered. The error is that of
+// ctx, or of the context that the Differ was made with.
+func (d *Differ) Ready(ctx context.Context) error {
+	select {
+	case <-d.ready:
+		return d.err
+	default:
+	}
+	select {
+	case <-d.ready:
+		return d.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// baselineScript makes an index of its own, with everything that is not ignored;
+// new objects go to a directory of its own, too. It prints that directory, the
+// real object directory, the commit, and the repository where it has the common
+// form, which git need not be asked about: what is done before an agent starts is
+// waited for, and each process costs a millisecond or more. Copies of an index
+// keep its time: git compares whole seconds, and takes a file for unchanged that
+// is older than the index. $1 makes the directory's name hard to guess.
 const baselineScript = `set -e
-D=
-if [ -n "$1" ]; then
-	D=${TMPDIR:-/tmp}/aisandbox-diff-$1
-	if [ -f "$D/facts" ]; then cat "$D/facts"; exit 0; fi
+umask 077
+G=.git H=
+if [ -d $G/objects ] && [ -f $G/HEAD ] && [ ! -e $G/commondir ] && [ ! -e $G/reftable ] && [ ! "$GIT_DIR$GIT_WORK_TREE$GIT_COMMON_DIR$GIT_OBJECT_DIRECTORY$GIT_INDEX_FILE" ]; then
+	G=$PWD/.git O=$PWD/.git/objects I=$PWD/.git/index
+	read -r H <$G/HEAD || :
+	case $H in
+	"ref: "*)
+		R=${H#ref: } H=
+		if [ -f "$G/$R" ]; then read -r H <"$G/$R" || :; elif [ -e $G/packed-refs ]; then H=?; fi ;;
+	esac
+	export GIT_DIR="$G" GIT_WORK_TREE="$PWD"
+	case $H in *[!0-9a-f]*) H=$(git rev-parse --verify --quiet HEAD || :) ;; esac
+else
+	G=
+	{ read -r W && read -r O && read -r I; read -r H || :; } <<-E
+		$(git rev-parse --is-inside-work-tree --git-path objects --git-path index HEAD 2>/dev/null || :)
+	E
+	[ "$W" = true ]
+	case $O in /*) ;; *) O=$PWD/$O ;; esac
+	case $H in *[!0-9a-f]*) H= ;; esac
 fi
-[ "$(git rev-parse --is-inside-work-tree)" = true ]
-O=$(git rev-parse --git-path objects); case $O in /*) ;; *) O=$PWD/$O ;; esac
-I=$(git rev-parse --git-path index)
-T=$(mktemp -d "${TMPDIR:-/tmp}/aisandbox-diff-XXXXXX")
+T=${TMPDIR:-/tmp}/aisandbox-diff-$1
+mkdir "$T" "$T/objects"
 trap 'rm -rf "$T"' EXIT
-mkdir "$T/objects"
 if [ -f "$I" ]; then cp -p "$I" "$T/index"; fi
 export GIT_INDEX_FILE="$T/index" GIT_OBJECT_DIRECTORY="$T/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$O"
-git add -A -- . >/dev/null 2>&1 || git add -A --ignore-errors -- . >/dev/null 2>&1 || :
-W=$(git write-tree)
-H=$(git rev-parse --verify --quiet HEAD || :)
-printf '%s\n%s\n%s\n%s\n' "${D:-$T}" "$O" "$H" "$W" >"$T/facts"
-if [ -n "$D" ]; then
-	rm -rf "$D"
-	mv "$T" "$D"
-	T=$D
-fi
+git add -A -- . >/dev/null 2>&1 || git add -A --ignore-errors -- . >/dev/null 2>&1 || [ $? = 1 ]
+if [ ! -f "$T/index" ]; then git read-tree --empty; fi
 trap - EXIT
-cat "$T/facts"`
+printf '%s\n%s\n%s\n%s\n' "$T" "$O" "$H" "$G"`
 
 // gitEnv keeps git from asking, and from programs and settings of the image that
 // would change a diff.
@@ -128,35 +184,41 @@ func gitEnv() []string {
 
 func (d *Differ) baseline(ctx context.Context) error {
 	d.env = gitEnv()
-	for _, c := range d.o.Name {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' {
-			return fmt.Errorf("name %q: %w", d.o.Name, provider.ErrInvalid)
-		}
-	}
-	out, err := d.run(ctx, 64<<10, append(provider.Shell(baselineScript), "sh", d.o.Name)...)
+	out, err := d.run(ctx, 64<<10, "sh", "-c", baselineScript, "sh", d.name)
 	if err != nil {
 		return err
 	}
 	lines := strings.Split(string(out), "\n")
-	if len(lines) != 5 || lines[3] == "" {
+	if len(lines) != 5 || lines[0] == "" {
 		return fmt.Errorf("unexpected output %q", out)
 	}
-	d.tmp, d.head, d.tree = lines[0], lines[2], lines[3]
+	d.tmp, d.head, d.git = lines[0], lines[2], true
 	d.env = append(d.env, "GIT_INDEX_FILE="+d.tmp+"/index", "GIT_OBJECT_DIRECTORY="+d.tmp+"/objects",
 		"GIT_ALTERNATE_OBJECT_DIRECTORIES="+lines[1])
+	if lines[3] != "" {
+		d.env = append(d.env, "GIT_DIR="+lines[3], "GIT_WORK_TREE="+d.o.Root)
+	}
 	return nil
 }
 
 // Head is the commit at the baseline; empty where there was none.
-func (d *Differ) Head() string { return d.head }
+func (d *Differ) Head() string {
+	<-d.ready
+	return d.head
+}
 
 // Close removes what the Differ keeps in the sandbox.
 func (d *Differ) Close(ctx context.Context) error {
-	if d.tmp == "" {
-		return nil
+	<-d.ready
+	switch {
+	case d.git:
+		_, err := d.run(ctx, 1<<10, "rm", "-rf", "--", d.tmp)
+		return err
+	case d.err != nil: // it was killed, and did not clean up
+		_, err := d.run(ctx, 1<<10, "sh", "-c", `rm -rf -- "${TMPDIR:-/tmp}/aisandbox-diff-$1"`, "sh", d.name)
+		return err
 	}
-	_, err := d.run(ctx, 1<<10, "rm", "-rf", "--", d.tmp)
-	return err
+	return nil
 }
 
 // runError is a command that ended badly.
@@ -197,7 +259,7 @@ func (d *Differ) run(ctx context.Context, max int64, argv ...string) ([]byte, er
 	return out.buf, nil
 }
 
-func (d *Differ) git(ctx context.Context, args ...string) ([]byte, error) {
+func (d *Differ) gitCmd(ctx context.Context, args ...string) ([]byte, error) {
 	return d.run(ctx, d.o.MaxBytes, append([]string{"git", "--literal-pathspecs"}, args...)...)
 }
 
@@ -223,13 +285,19 @@ func (d *Differ) text(s string) string {
 	return d.o.Redact(strings.ToValidUTF8(s, "�"))
 }
 
+// atBaseline is git's name for a file as it is in the index.
+func atBaseline(rel string) string { return ":0:./" + rel }
+
 // Before returns what the file was at the baseline; empty when it was not there.
 func (d *Differ) Before(ctx context.Context, name string) (string, error) {
 	rel, err := d.rel(name)
-	if err != nil || d.tree == "" || Withheld(rel) {
+	if err == nil {
+		err = d.Ready(ctx)
+	}
+	if err != nil || !d.git || Withheld(rel) {
 		return "", err
 	}
-	out, err := d.git(ctx, "cat-file", "blob", d.tree+":"+rel)
+	out, err := d.gitCmd(ctx, "cat-file", "blob", atBaseline(rel))
 	var re *runError
 	if errors.As(err, &re) {
 		return "", nil // it was not there
@@ -240,6 +308,9 @@ func (d *Differ) Before(ctx context.Context, name string) (string, error) {
 // After returns what the file is now; empty when it is gone, or no regular file.
 func (d *Differ) After(ctx context.Context, name string) (string, error) {
 	rel, err := d.rel(name)
+	if err == nil {
+		err = d.Ready(ctx)
+	}
 	if err != nil || Withheld(rel) {
 		return "", err
 	}
@@ -280,13 +351,16 @@ func binary(b []byte) bool { return bytes.IndexByte(b[:min(len(b), 8<<10)], 0) >
 // when it doesn't, and when its content is withheld.
 func (d *Differ) Diff(ctx context.Context, name string) (string, error) {
 	rel, err := d.rel(name)
+	if err == nil {
+		err = d.Ready(ctx)
+	}
 	if err != nil || Withheld(rel) {
 		return "", err
 	}
-	if d.tree == "" {
+	if !d.git {
 		return d.added(ctx, rel)
 	}
-	out, err := d.git(ctx, d.diffArgs(d.tree, "--", rel)...)
+	out, err := d.gitCmd(ctx, d.diffArgs("--", rel)...)
 	switch {
 	case errors.Is(err, errTooLarge):
 		return fmt.Sprintf("diff --git a/%s b/%s\nDiff of more than %d bytes left out\n", rel, rel, d.o.MaxBytes), nil
@@ -296,7 +370,7 @@ func (d *Differ) Diff(ctx context.Context, name string) (string, error) {
 		return d.text(string(out)), nil
 	}
 	// Unchanged, or not known to git. What is known at the baseline is unchanged.
-	if _, err := d.git(ctx, "cat-file", "-e", d.tree+":"+rel); err == nil {
+	if _, err := d.gitCmd(ctx, "cat-file", "-e", atBaseline(rel)); err == nil {
 		return "", nil
 	} else if !isExit(err) {
 		return "", err
@@ -360,9 +434,11 @@ func (d *Differ) added(ctx context.Context, rel string) (string, error) {
 	return b.String(), nil
 }
 
-// treeScript puts everything that is not ignored into a copy of the index and
-// prints its tree.
+// treeScript prints the tree of the baseline, which is $1 where it is known. Then
+// it puts everything that is not ignored into a copy of the index and prints that
+// one's tree.
 const treeScript = `set -e
+if [ "$1" ]; then echo "$1"; else git write-tree; fi
 N="$GIT_INDEX_FILE.$$"; trap 'rm -f "$N"' EXIT
 cp -p "$GIT_INDEX_FILE" "$N"
 GIT_INDEX_FILE=$N; export GIT_INDEX_FILE
@@ -373,17 +449,17 @@ git write-tree`
 // included; empty without git. A diff longer than max bytes is cut at the end of a
 // line; 0 is MaxBytes of the options.
 func (d *Differ) Tree(ctx context.Context, max int64) (diff string, truncated bool, err error) {
-	if d.tree == "" {
-		return "", false, nil
+	if err := d.Ready(ctx); err != nil || !d.git {
+		return "", false, err
 	}
 	if max <= 0 {
 		max = d.o.MaxBytes
 	}
-	now, err := d.run(ctx, 1<<10, provider.Shell(treeScript)...)
+	before, now, err := d.trees(ctx)
 	if err != nil {
 		return "", false, err
 	}
-	args := append([]string{"git"}, d.diffArgs(d.tree, strings.TrimSpace(string(now)), "--", ".")...)
+	args := append([]string{"git"}, d.diffArgs(before, now, "--", ".")...)
 	for _, p := range withheldGlobs {
 		args = append(args, ":(exclude,glob,icase)**/"+p)
 	}
@@ -396,6 +472,25 @@ func (d *Differ) Tree(ctx context.Context, max int64) (diff string, truncated bo
 		return "", false, err
 	}
 	return d.text(string(out)), truncated, nil
+}
+
+// trees returns the trees of the baseline and of now.
+func (d *Differ) trees(ctx context.Context) (before, now string, err error) {
+	d.mu.Lock()
+	before = d.tree
+	d.mu.Unlock()
+	out, err := d.run(ctx, 1<<10, "sh", "-c", treeScript, "sh", before)
+	if err != nil {
+		return "", "", err
+	}
+	f := strings.Fields(string(out))
+	if len(f) != 2 {
+		return "", "", fmt.Errorf("watch: unexpected output %q", out)
+	}
+	d.mu.Lock()
+	d.tree = f[0]
+	d.mu.Unlock()
+	return f[0], f[1], nil
 }
 
 // withheldGlobs are the names of files that usually hold secrets (spec 05 §15.3).

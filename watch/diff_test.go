@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/aisandbox-go/aisandbox/provider"
 )
 
@@ -146,6 +148,115 @@ func TestDiffer(t *testing.T) {
 	}
 	if _, err := os.Stat(d.tmp); err == nil {
 		t.Error("files are left behind")
+	}
+}
+
+// The repository has many forms; git has to be asked about the rare ones.
+func TestDifferForms(t *testing.T) {
+	for name, shape := range map[string]func(t *testing.T, root, side string){
+		"plain":    func(t *testing.T, root, side string) { git(t, root, "init", "-q", "-b", "main") },
+		"detached": func(t *testing.T, root, side string) { git(t, root, "init", "-q", "-b", "main") },
+		"packed":   func(t *testing.T, root, side string) { git(t, root, "init", "-q", "-b", "main") },
+		"worktree": func(t *testing.T, root, side string) {
+			git(t, side, "init", "-q", "-b", "main")
+			git(t, side, "commit", "-q", "--allow-empty", "-m", "base")
+			git(t, side, "worktree", "add", "-q", "--force", "-b", "other", root)
+		},
+		"alternates": func(t *testing.T, root, side string) {
+			git(t, side, "init", "-q", "-b", "main")
+			git(t, side, "commit", "-q", "--allow-empty", "-m", "base")
+			git(t, root, "clone", "-q", "-s", side, ".")
+		},
+		"odd name": func(t *testing.T, root, side string) { git(t, root, "init", "-q", "-b", "a/b'c") },
+		"elsewhere": func(t *testing.T, root, side string) {
+			git(t, root, "init", "-q", "-b", "main")
+			git(t, root, "config", "core.worktree", side)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHandle(t)
+			root := h.Root()
+			shape(t, root, t.TempDir())
+			work := "--work-tree=" + root
+			put(t, root, map[string]string{"a": "one\n", "sub/0:b": "one\n"})
+			git(t, root, work, "add", "-A")
+			git(t, root, work, "commit", "-qm", "first")
+			switch name {
+			case "detached":
+				git(t, root, "checkout", "-q", "--detach")
+			case "packed":
+				git(t, root, "pack-refs", "--all")
+			}
+			put(t, root, map[string]string{"a": "of the user\n"})
+			d := differ(t, h, DiffOptions{})
+			if want := git(t, root, "rev-parse", "HEAD"); d.Head() != want {
+				t.Errorf("head %q, want %q", d.Head(), want)
+			}
+			put(t, root, map[string]string{"a": "of the agent\n", "sub/0:b": "two\n"})
+			for file, want := range map[string]string{"a": "-of the user\n+of the agent\n", "sub/0:b": "-one\n+two\n"} {
+				if diff, err := d.Diff(t.Context(), file); err != nil || !strings.HasSuffix(diff, want) {
+					t.Errorf("%s: %q, %v", file, diff, err)
+				}
+			}
+			if before, err := d.Before(t.Context(), "sub/0:b"); err != nil || before != "one\n" {
+				t.Errorf("before: %q, %v", before, err)
+			}
+			for range 2 {
+				diff, _, err := d.Tree(t.Context(), 0)
+				if err != nil || !strings.Contains(diff, "-of the user\n+of the agent\n") || !strings.Contains(diff, "-one\n+two\n") {
+					t.Errorf("%q, %v", diff, err)
+				}
+			}
+		})
+	}
+}
+
+// The root may lie below the top of the work tree.
+func TestDifferBelowTheTop(t *testing.T) {
+	h := newHandle(t)
+	top := h.Root()
+	git(t, top, "init", "-q", "-b", "main")
+	put(t, top, map[string]string{"a": "top\n", "sub/a": "one\n"})
+	git(t, top, "add", "-A")
+	git(t, top, "commit", "-qm", "first")
+	d := differ(t, h, DiffOptions{Root: top + "/sub"})
+	put(t, top, map[string]string{"sub/a": "two\n"})
+	before, err := d.Before(t.Context(), "a")
+	if err != nil || before != "one\n" {
+		t.Errorf("before %q, %v", before, err)
+	}
+	diff, err := d.Diff(t.Context(), "a")
+	if err != nil || !strings.HasSuffix(diff, "-one\n+two\n") {
+		t.Errorf("diff %q, %v", diff, err)
+	}
+}
+
+// A baseline that is given up leaves nothing behind.
+func TestDifferCancelled(t *testing.T) {
+	h := newHandle(t)
+	git(t, h.Root(), "init", "-q")
+	cause := errors.New("because")
+	for _, file := range []string{"", "a"} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		if file == "" {
+			cancel(cause)
+		} else if err := unix.Mkfifo(h.Root()+"/.git/index", 0o600); err != nil { // which nothing is ever read from
+			t.Fatal(err)
+		}
+		d := StartDiffer(ctx, h, DiffOptions{})
+		cancel(cause)
+		if err := d.Ready(t.Context()); err != cause {
+			t.Errorf("Ready: %v", err)
+		}
+		if _, err := d.Diff(t.Context(), "a"); err != cause {
+			t.Errorf("Diff: %v", err)
+		}
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "aisandbox-diff-"+d.name)); len(left) > 0 {
+			t.Error("left behind:", left)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/aisandbox-go/aisandbox/internal/proc"
 	"github.com/aisandbox-go/aisandbox/internal/wire"
@@ -25,6 +26,10 @@ type execution struct {
 	kills sync.WaitGroup
 	over  atomic.Bool
 }
+
+// startedAfter is how long the host may wait for the word that a process runs which
+// says nothing and takes no input.
+const startedAfter = 2 * time.Millisecond
 
 // exec runs a process; the host's hanging up kills it.
 func (s *session) exec(l *wire.Link, req *wire.Request) error {
@@ -51,7 +56,15 @@ func (s *session) exec(l *wire.Link, req *wire.Request) error {
 	if x.p, err = proc.Start(ctx, spec); err != nil {
 		return err
 	}
-	_ = l.Send(wire.FStarted, nil) // if it fails, so does Recv
+	started := func() { _ = l.Send(wire.FStarted, nil) } // if it fails, so does Recv
+	if x.stdin != nil || spec.Terminal != nil {
+		started()
+	} else {
+		// Output and exit say the same; for a short command that spares the host from
+		// waking up just while the command starts.
+		t := time.AfterFunc(startedAfter, started)
+		defer t.Stop()
+	}
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)

@@ -259,7 +259,7 @@ func mainInit(args []string, hooked bool) error {
 	// so may SIGTERM where the socket is inherited: there whoever made the sandbox
 	// ends it for good.
 	sigs := make(chan os.Signal, 8)
-	signal.Notify(sigs)
+	signal.Notify(sigs, outer()...)
 	go func() {
 		for sig := range sigs {
 			if sig == syscall.SIGTERM && *socket != "" {
@@ -279,6 +279,20 @@ func mainInit(args []string, hooked bool) error {
 		}
 		go func() { _ = s.serve(context.Background(), conn) }() // a bad greeting concerns its sender only
 	}
+}
+
+// outer are the signals that others send. Those that a process gets by itself would
+// wake this one for each child that ends, and each time the scheduler interrupts.
+func outer() []os.Signal {
+	var list []os.Signal
+	for sig := syscall.Signal(1); sig <= 64; sig++ {
+		switch sig {
+		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG:
+		default:
+			list = append(list, sig)
+		}
+	}
+	return list
 }
 
 // listenSocket makes a socket that only our user may connect to.

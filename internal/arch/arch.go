@@ -93,7 +93,7 @@ var table = []struct {
 	{"internal/…", rule{[]string{"…"}, nil}},
 }
 
-var guestThird = []string{"github.com/hashicorp/yamux", "golang.org/x/sys/"}
+var guestThird = []string{"golang.org/x/sys/"}
 
 // guestMain is what goes into every sandbox; what it must not link costs megabytes
 // there, or would make it embed itself.

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,9 @@ type reaper struct {
 
 	mu    sync.Mutex
 	procs map[int]*Process
-	kick  chan os.Signal
+
+	forked chan struct{}  // holds one token: there is a child again
+	ended  chan os.Signal // SIGCHLD, while the reaper is idle
 }
 
 // A badge is a resource limit that Linux does not enforce, the resident set's. A
@@ -93,7 +96,7 @@ func BecomeReaper() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("proc: become child subreaper: %w", err)
 	}
-	r := &reaper{procs: map[int]*Process{}, kick: make(chan os.Signal, 1)}
+	r := &reaper{procs: map[int]*Process{}, forked: make(chan struct{}, 1), ended: make(chan os.Signal, 1)}
 	if sid, err := unix.Getsid(0); err == nil {
 		r.leads = sid == os.Getpid()
 	}
@@ -101,9 +104,6 @@ func BecomeReaper() error {
 	if !theReaper.CompareAndSwap(nil, r) {
 		return nil
 	}
-	// SIGCHLD matters only while there is no child at all: a process that entered
-	// our pid namespace from outside may leave us its orphans.
-	signal.Notify(r.kick, syscall.SIGCHLD)
 	go r.run()
 	return nil
 }
@@ -131,7 +131,7 @@ func (r *reaper) forkOnce(p *Process, path string, argv []string, attr *syscall.
 	r.procs[pid] = p
 	r.mu.Unlock()
 	select {
-	case r.kick <- syscall.SIGCHLD:
+	case r.forked <- struct{}{}:
 	default:
 	}
 	return nil
@@ -150,7 +150,7 @@ func (r *reaper) run() {
 		pid, err := peek(unix.P_ALL, 0, 0)
 		switch {
 		case err == unix.ECHILD:
-			<-r.kick
+			r.idle()
 			continue
 		case err != nil || pid == 0:
 			continue
@@ -171,6 +171,31 @@ func (r *reaper) run() {
 		r.mu.Lock()
 		delete(r.procs, pid)
 		r.mu.Unlock()
+	}
+}
+
+// idleAfter is how long there has to be no child until signals are asked for. Each
+// of them wakes a thread, which between short commands is not worth it.
+const idleAfter = time.Second
+
+// idle waits until there may be a child again. That needs no fork of ours: a
+// process that entered our pid namespace from outside may leave us its orphans.
+func (r *reaper) idle() {
+	t := time.NewTimer(idleAfter)
+	defer t.Stop()
+	select {
+	case <-r.forked:
+		return
+	case <-t.C:
+	}
+	signal.Notify(r.ended, syscall.SIGCHLD)
+	defer signal.Stop(r.ended)
+	if _, err := peek(unix.P_ALL, 0, unix.WNOHANG); err != unix.ECHILD {
+		return // it came before the signal was asked for
+	}
+	select {
+	case <-r.forked:
+	case <-r.ended:
 	}
 }
 

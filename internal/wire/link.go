@@ -14,7 +14,8 @@ import (
 type FrameType uint8
 
 // The frames. FRequest is a link's first, FReply or FError its last; after that
-// both sides forget the link.
+// both sides forget the link. FStarted may be left out when another frame follows
+// soon.
 const (
 	FRequest FrameType = 1 + iota
 	FStarted
