@@ -35,6 +35,14 @@ func (s *Sandbox) onPath(name string, do func(real string) error) error {
 	return s.red.Error(do(real))
 }
 
+// changing is onPath for what changes files.
+func (s *Sandbox) changing(ctx context.Context, name string, do func(real string) error) error {
+	if err := s.settled(ctx); err != nil {
+		return err
+	}
+	return s.onPath(name, do)
+}
+
 // ReadFile reads a whole file of at most [MaxRead] bytes; a larger one is a
 // [*TooLargeError].
 func (s *Sandbox) ReadFile(ctx context.Context, name string) ([]byte, error) {
@@ -69,7 +77,7 @@ func (s *Sandbox) WriteFile(ctx context.Context, name string, data []byte, mode 
 
 // Put writes a stream to a file; see [provider.FS.Put].
 func (s *Sandbox) Put(ctx context.Context, name string, r io.Reader, mode fs.FileMode) error {
-	return s.onPath(name, func(real string) error { return s.fs.Put(ctx, real, r, mode) })
+	return s.changing(ctx, name, func(real string) error { return s.fs.Put(ctx, real, r, mode) })
 }
 
 // Lstat never follows links. A missing file is fs.ErrNotExist, said only when
@@ -112,12 +120,12 @@ func (s *Sandbox) ReadDir(ctx context.Context, name string) iter.Seq2[fs.DirEntr
 
 // Mkdir makes a directory with its parents. An existing one is success.
 func (s *Sandbox) Mkdir(ctx context.Context, name string) error {
-	return s.onPath(name, func(real string) error { return s.fs.Mkdir(ctx, real) })
+	return s.changing(ctx, name, func(real string) error { return s.fs.Mkdir(ctx, real) })
 }
 
 // Remove removes the whole tree. A missing one is success; the root itself is refused.
 func (s *Sandbox) Remove(ctx context.Context, name string) error {
-	return s.onPath(name, func(real string) error {
+	return s.changing(ctx, name, func(real string) error {
 		if real == s.real || real == s.base {
 			return &PathError{name, "is the workspace itself"}
 		}
@@ -127,7 +135,7 @@ func (s *Sandbox) Remove(ctx context.Context, name string) error {
 
 // Rename renames a file or directory.
 func (s *Sandbox) Rename(ctx context.Context, from, to string) error {
-	return s.onPath(from, func(f string) error {
+	return s.changing(ctx, from, func(f string) error {
 		return s.onPath(to, func(t string) error { return s.fs.Rename(ctx, f, t) })
 	})
 }
@@ -147,7 +155,7 @@ func (s *Sandbox) Symlink(ctx context.Context, target, name string) error {
 	if !ok {
 		return s.unsupported("symlink", "")
 	}
-	return s.onPath(name, func(real string) error { return l.Symlink(ctx, target, real) })
+	return s.changing(ctx, name, func(real string) error { return l.Symlink(ctx, target, real) })
 }
 
 // TarIn unpacks a tar stream below dir; see [provider.Archiver].
@@ -156,7 +164,7 @@ func (s *Sandbox) TarIn(ctx context.Context, dir string, r io.Reader) error {
 	if !ok {
 		return s.unsupported("archive", "")
 	}
-	return s.onPath(dir, func(real string) error { return a.TarIn(ctx, real, r) })
+	return s.changing(ctx, dir, func(real string) error { return a.TarIn(ctx, real, r) })
 }
 
 // TarOut packs what is below dir; see [provider.Archiver].
