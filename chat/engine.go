@@ -58,6 +58,9 @@ func (r *Run) drive(w *writer) {
 		if r.ready != nil {
 			close(r.ready)
 			armed()
+			if r.doomed != nil {
+				r.cancel(r.doomed) // before the adapter can say that all is well (I18)
+			}
 		}
 		failed, err = r.stream(stream)
 	}

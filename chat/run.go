@@ -31,6 +31,7 @@ type Run struct {
 	claimed time.Time     // when it was asked for
 	keeper  *Keeper       // of a durable run
 	spent   time.Duration // by the drivers before, of one that was taken over
+	doomed  error         // its cancel was requested before it was taken over
 
 	replaying atomic.Bool
 	ready     chan struct{} // closed after the Setups of a run that was taken over

@@ -123,6 +123,9 @@ func (r *Run) attach(ctx context.Context) error {
 	}
 	// How long the run lasts already, by the store's clock alone.
 	if now, err := r.runs.Get(ctx, r.req.RunID); err == nil && !now.LeaseUntil.IsZero() {
+		if !now.CancelAt.IsZero() {
+			r.doomed = &CanceledError{Reason: now.CancelReason}
+		}
 		r.spent = max(now.LeaseUntil.Sub(now.StartedAt)-cmp.Or(r.durable.Lease, store.DefaultLease), 0)
 	}
 	w := newWriter(r)

@@ -73,7 +73,7 @@ command's own code through and uses 125, 126 and 127 as container tools do.`,
 	})
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "log what happens to stderr")
 	root.AddCommand(a.runCommand(), a.execCommand(), a.demoCommand(), a.replayCommand(), a.doctorCommand(), a.mockModelCommand(),
-		a.serveCommand(), a.attachCommand(), a.cancelCommand(), a.runsCommand(), a.sandboxesCommand(), a.configCommand())
+		a.serveCommand(), a.attachCommand(), a.cancelCommand(), a.runsCommand(), a.sandboxesCommand(), a.reapCommand(), a.configCommand())
 	c, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK

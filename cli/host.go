@@ -21,6 +21,7 @@ import (
 	"github.com/aisandbox-go/aisandbox/chat"
 	"github.com/aisandbox-go/aisandbox/config"
 	"github.com/aisandbox-go/aisandbox/internal/statedir"
+	"github.com/aisandbox-go/aisandbox/reaper"
 	"github.com/aisandbox-go/aisandbox/sandbox"
 	"github.com/aisandbox-go/aisandbox/server"
 	"github.com/aisandbox-go/aisandbox/store"
@@ -55,7 +56,9 @@ type host struct {
 	keeper   *chat.Keeper
 	presence *chat.Presence
 	owner    string // in claims
-	log      *slog.Logger
+	// deployment names the store; every sandbox that is recorded in it carries the name.
+	deployment string
+	log        *slog.Logger
 }
 
 // close closes the store. The server must have been shut down.
@@ -89,6 +92,9 @@ func (a *app) host(ctx context.Context, f hostFlags, log *slog.Logger) (*host, e
 	}
 	h.keeper = chat.NewKeeper(set.Runs, chat.KeeperOptions{Logger: log})
 	h.presence = chat.NewPresence(set.Runs, log)
+	if h.deployment, err = reaper.Deployment(ctx, set.Leases); err != nil {
+		return nil, errors.Join(&exitError{exitUnavailable, err}, opened.Close())
+	}
 	if h.server, err = server.New(h.config()); err != nil {
 		return nil, errors.Join(&exitError{exitUsage, err}, opened.Close())
 	}
@@ -119,7 +125,7 @@ func (h *host) config() server.Config {
 
 // request makes runs of a definition.
 func (h *host) request(d config.Definition) func(context.Context, server.RunInput) (chat.Request, error) {
-	with := sandbox.With(d.Def, sandbox.WithOptions{Deps: sandbox.Deps{Owner: h.owner}, KeepFor: d.KeepFor})
+	with := sandbox.With(d.Def, sandbox.WithOptions{Deps: sandbox.Deps{Owner: h.owner, Deployment: h.deployment}, KeepFor: d.KeepFor})
 	return func(context.Context, server.RunInput) (chat.Request, error) {
 		ad, err := d.Adapter()
 		if err != nil {

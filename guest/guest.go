@@ -75,7 +75,8 @@ func (o Options) args() []string {
 
 // NewInit returns the guest as the first process of a sandbox, for provider.Spec.
 // The backend adds what it alone knows, where a later flag wins: --socket PATH or
-// --listen-fd N, one of them, and as needed --root DIR, --user UID:GID, --home
+// --listen-fd N, one of them, and as needed --stdio (a first connection on stdin
+// and stdout, besides), --root DIR, --user UID:GID, --home
 // DIR, --journal-fd N or --journal-dir DIR, --ready-fd N (closed once the guest
 // takes connections).
 func NewInit(o Options) *provider.Init {

@@ -76,6 +76,10 @@ func refused(err error) Entry {
 	if errors.Is(err, store.ErrUnavailable) {
 		return unknown(err)
 	}
+	switch store.Code(err, "") {
+	case "overloaded", "shutdown": // this host has no room
+		return Entry{Outcome: NotClaimed, Error: err.Error()}
+	}
 	return Entry{Outcome: Errored, Error: err.Error()}
 }
 

@@ -50,7 +50,8 @@ type Config struct {
 	Rebuild func(ctx context.Context, rec store.Run) (chat.Request, error)
 
 	// Start starts a rebuilt request; nil is chat.Start. A server that keeps a list
-	// of its runs puts them on it here.
+	// of its runs puts them on it here, and refuses with the code "overloaded" or
+	// "shutdown" what it has no room for.
 	Start func(ctx context.Context, req chat.Request) (*chat.Run, error)
 
 	// Definitions are the kinds of sandbox, by the name that store.Run.Definition
@@ -232,7 +233,7 @@ func (r *Reaper) leave() {
 	r.mu.Lock()
 	r.closed = true
 	for _, d := range r.drives {
-		_ = d
+		d.Detach(chat.ErrShutdown)
 	}
 	r.mu.Unlock()
 	r.live.Wait()

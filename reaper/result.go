@@ -59,6 +59,7 @@ type Sandboxes struct {
 	Lost       int `json:"lost"`       // recorded as ready, and the provider doesn't know it
 	Orphaned   int `json:"orphaned"`   // destroyed; no record named it
 	Unfinished int `json:"unfinished"` // given up while it was being made
+	Journals   int `json:"journals"`   // of runs that have ended, removed
 	Forgotten  int `json:"forgotten"`  // records of what has long gone
 }
 

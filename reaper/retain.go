@@ -10,7 +10,7 @@ import (
 const retainEvery = 24 * time.Hour
 
 func (r *Reaper) retainTurn(ctx context.Context) {
-	if r.turn(ctx, "retain", retainEvery/2) {
+	if r.turn(ctx, "retain", retainEvery*3/4) {
 		r.complain(ctx, "forget what is old", r.retain(ctx, newCollector(r.cfg.Metrics)))
 	}
 }

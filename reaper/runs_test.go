@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/aisandbox-go/aisandbox/chat"
+	"github.com/aisandbox-go/aisandbox/journal"
 	"github.com/aisandbox-go/aisandbox/provider"
 	"github.com/aisandbox-go/aisandbox/reaper"
-	"github.com/aisandbox-go/aisandbox/sandbox"
 	"github.com/aisandbox-go/aisandbox/store"
 )
 
@@ -51,6 +51,7 @@ func TestDecisions(t *testing.T) {
 	}{
 		// Its end is wanted.
 		{name: "cancel/running", seed: cancelled(launched(provider.ProbeRunning)), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted", killed: true, started: 1},
+		{name: "cancel/exited", seed: cancelled(launched(provider.ProbeExited)), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted", started: 1},
 		{name: "cancel/dead", seed: cancelled(launched(provider.ProbeDead)), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted", started: 1},
 		{name: "cancel/none", seed: cancelled(seed{}), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted"},
 		{name: "cancel/not even opened", seed: cancelled(seed{unopened: true, boxless: true}), want: reaper.Cancelled, status: store.Aborted, last: "RUN_ERROR aborted"},
@@ -148,6 +149,13 @@ func TestDecisions(t *testing.T) {
 					t.Errorf("the agent is %+v", a)
 				} else if !tt.killed && a != nil && a.kills > 0 {
 					t.Error("the agent was killed")
+				}
+				if tt.want == reaper.NeverLaunched && tt.seed.launch == store.Launching {
+					token, _ := journal.Token(rec, 0)
+					h := &handle{w.b, boxID(rec.SandboxKey, rec.SandboxGen)}
+					if err := h.Launch(t.Context(), token, provider.Cmd{}, provider.LaunchOptions{}); !errors.Is(err, provider.ErrAlreadyLaunched) {
+						t.Errorf("whoever was about to start the agent still can: %v", err)
+					}
 				}
 				if n := w.launches["r"]; n != tt.started {
 					t.Errorf("%d agents", n)
@@ -253,27 +261,42 @@ func TestReturningViewerKeepsTheRun(t *testing.T) {
 		w := newWorld(t)
 		w.seed(seed{id: "r", launch: store.Launched, agent: provider.ProbeRunning})
 		time.Sleep(31 * time.Minute)
-		r := w.reaper(func(c *reaper.Config) {
-			c.Definitions = map[string]*sandbox.Def{"demo": w.define("demo", &late{w.b, w}, sandbox.Lifecycle{})}
-		})
-		res := w.once(r)
+		w.b.resuming = func() {
+			if err := w.store.Runs.Touch(t.Context(), []string{"r"}); err != nil {
+				t.Error(err)
+			}
+		}
+		res := w.once(w.reaper(nil))
 		if rec := w.get("r"); res.Outcomes[reaper.NotClaimed] != 1 || rec.Status != store.Running || !rec.CancelAt.IsZero() || rec.Epoch != 1 {
 			t.Errorf("%+v %+v", res.Runs, rec)
 		}
 	})
 }
 
-// late is a provider during whose probe a viewer comes.
-type late struct {
-	*backend
-	w *world
-}
-
-func (l *late) Resume(ctx context.Context, ref provider.Ref) (provider.Handle, error) {
-	if err := l.w.store.Runs.Touch(ctx, []string{"r"}); err != nil {
-		return nil, err
-	}
-	return l.backend.Resume(ctx, ref)
+// What was decided about a run that another host has had meanwhile is not done.
+func TestStaleDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.seed(seed{id: "r", launch: store.Launched, agent: provider.ProbeDead})
+		w.gone = errors.New("no such definition")
+		r := w.reaper(nil)
+		for range 2 {
+			w.once(r)
+			time.Sleep(time.Minute)
+		}
+		w.b.resuming = func() {
+			c, err := w.store.Runs.Claim(t.Context(), "r", store.ClaimOptions{Owner: "b"})
+			if err == nil {
+				err = w.store.Runs.Release(t.Context(), c)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		if res := w.once(r); res.Outcomes[reaper.NotClaimed] != 1 || w.get("r").Status != store.Running || w.get("r").Owner != "" {
+			t.Errorf("%+v %+v", res.Runs, w.get("r"))
+		}
+	})
 }
 
 // How long after its host has gone a run is driven on.
@@ -470,6 +493,15 @@ func TestBudget(t *testing.T) {
 		}
 		if rec := w.get("r"); rec.Status != store.Running || rec.Owner != "" {
 			t.Errorf("%+v", rec)
+		}
+	})
+	// Slow is not stuck.
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.seed(seed{id: "r", launch: store.Launched, agent: provider.ProbeExited})
+		w.slow = 20 * time.Second
+		if res := w.once(w.reaper(nil)); res.Outcomes[reaper.Finalized] != 1 {
+			t.Errorf("%+v", res.Runs)
 		}
 	})
 }

@@ -172,7 +172,7 @@ func (r *Reaper) owners(ctx context.Context, inst store.Instance) []*sandbox.Def
 }
 
 func (r *Reaper) reconcileTurn(ctx context.Context) {
-	if r.turn(ctx, "reconcile", r.cfg.Reconcile/2) {
+	if r.turn(ctx, "reconcile", r.cfg.Reconcile*3/4) {
 		r.complain(ctx, "compare records and providers", r.reconcile(ctx, newCollector(r.cfg.Metrics)))
 	}
 }
@@ -249,7 +249,7 @@ func (r *Reaper) reconcile(ctx context.Context, c *collector) error {
 	r.gauge(after)
 	r.orphans(ctx, c, lists, after)
 	r.lost(ctx, c, lists, silent, before, after)
-	return r.unfinished(ctx, c, after)
+	return errors.Join(r.unfinished(ctx, c, after), r.prune(ctx, c, lists, after))
 }
 
 func (r *Reaper) gauge(rows map[place]store.Instance) {

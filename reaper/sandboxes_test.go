@@ -247,7 +247,7 @@ func TestReconcile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		n := 0
-		w.b.listing = func() { n++; w.box(fmt.Sprint(n), "") }
+		w.b.listing = func() { n++; w.box(fmt.Sprint(n), ""); time.Sleep(time.Second) }
 		for range 3 {
 			if res := w.once(w.reaper(func(c *reaper.Config) { c.Orphan = time.Nanosecond })); res.Sandboxes != (reaper.Sandboxes{}) {
 				t.Errorf("%+v", res.Sandboxes)
@@ -366,7 +366,7 @@ func TestRetention(t *testing.T) {
 		time.Sleep(9 * 24 * time.Hour)
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if n := len(k.asked); n < 7 || n > 11 {
+		if n := len(k.asked); n < 7 || n > 13 {
 			t.Errorf("asked %d times in nine days", n)
 		}
 		k.mu.Unlock()
@@ -386,6 +386,30 @@ func TestRetention(t *testing.T) {
 		w := newWorld(t)
 		if res := w.once(w.reaper(func(c *reaper.Config) { c.Retainer = &keeper{} })); res.Retained != (reaper.Retained{Logs: 2, Runs: 1}) {
 			t.Errorf("%+v", res.Retained)
+		}
+	})
+}
+
+// H12: the host died between the end of a run and the removal of its journal.
+func TestOldJournals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.seed(seed{id: "r", thread: "t", launch: store.Launched, agent: provider.ProbeExited})
+		w.seed(seed{id: "s", thread: "t2", launch: store.Launched, agent: provider.ProbeExited})
+		w.seed(seed{id: "busy", launch: store.Launched, agent: provider.ProbeRunning})
+		r := w.reaper(nil)
+		if res := w.once(r); res.Outcomes[reaper.Finalized] != 2 || res.Sandboxes.Journals != 0 {
+			t.Errorf("%+v", res)
+		}
+		w.seed(seed{id: "r2", thread: "t", launch: store.Launched, agent: provider.ProbeRunning})
+		time.Sleep(3 * time.Minute)
+		res := w.once(r)
+		if res.Sandboxes.Journals != 2 || w.agentOf("r").state != "forgotten" || w.agentOf("r2").state != provider.ProbeRunning || w.agentOf("busy").state != provider.ProbeRunning {
+			t.Errorf("%+v, %+v, %+v", res.Sandboxes, w.agentOf("r"), w.agentOf("r2"))
+		}
+		time.Sleep(10 * time.Minute)
+		if res := w.once(r); res.Sandboxes.Journals != 0 {
+			t.Errorf("%+v", res.Sandboxes)
 		}
 	})
 }

@@ -204,11 +204,19 @@ func (h *handle) Kill(_ context.Context, token string, _ int) error {
 }
 
 func (h *handle) Forget(_ context.Context, token string) error {
-	return h.agent(token, func(x *box, a *agent) {
-		if a == nil {
-			x.agents[token] = &agent{state: "forgotten"}
+	return h.agent(token, func(x *box, _ *agent) { x.agents[token] = &agent{state: "forgotten"} })
+}
+
+// Journals implements provider.JournalLister.
+func (h *handle) Journals(context.Context) (out []provider.JournalInfo, err error) {
+	err = h.agent("", func(x *box, _ *agent) {
+		for token, a := range x.agents {
+			if a.state != "forgotten" {
+				out = append(out, provider.JournalInfo{Token: token, Age: time.Minute})
+			}
 		}
 	})
+	return out, err
 }
 
 // counts are the metrics that a test looks at.
@@ -258,6 +266,7 @@ type world struct {
 	mu       sync.Mutex
 	launches map[string]int // agents started, by run
 	failing  error          // of the drives' Setup
+	slow     time.Duration  // of the adapter, between two lines
 	gone     error          // of Rebuild
 }
 
@@ -435,6 +444,7 @@ func (a *robot) stream(ctx context.Context, r *chat.Run, yield func(chat.Item, e
 	for i, ev := range []event.Event{
 		event.TextMessageStart{MessageID: "m", Role: "assistant"}, event.TextMessageContent{MessageID: "m", Delta: "hello"}, event.TextMessageEnd{MessageID: "m"},
 	} {
+		time.Sleep(a.w.slow)
 		if !yield(chat.Item{Event: ev, Off: int64(10 * (i + 1))}, nil) {
 			return nil
 		}
@@ -451,6 +461,8 @@ func (a *robot) stream(ctx context.Context, r *chat.Run, yield func(chat.Item, e
 		select {
 		case <-gone:
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
 			cause := context.Cause(ctx)
 			if !errors.Is(cause, chat.ErrDetached) && !errors.Is(cause, chat.ErrShutdown) && !errors.Is(cause, store.ErrFenced) {
 				return h.Kill(context.WithoutCancel(ctx), token, 9)

@@ -162,13 +162,20 @@ func setUp(ctx context.Context, r *chat.Run, def *Def, o WithOptions) (err error
 	if !quiet {
 		emit(ctx, r, name, event.SandboxReady{SandboxID: s.box.Ref().ID, Provider: s.box.Ref().Provider})
 	}
-	s.differ, err = watch.NewDiffer(ctx, s.box.Handle(), watch.DiffOptions{
+	s.differ = watch.StartDiffer(ctx, s.box.Handle(), watch.DiffOptions{
 		Root: s.box.RealRoot(), Redact: s.box.Redactor().String, Logger: s.deps.Logger, Name: baseline(claim, r.Durable()),
 	})
-	if err != nil {
-		return err
+	s.box.hold = func(ctx context.Context) error {
+		// A state that was given up, since the run has ended, holds nothing back.
+		if err := s.differ.Ready(ctx); err != nil && ctx.Err() != nil {
+			return err
+		}
+		return nil
 	}
 	if f := def.d.Hooks.OnReady; f != nil {
+		if err := s.differ.Ready(ctx); err != nil { // it may go by the handle
+			return err
+		}
 		if err := f(ctx, s.box); err != nil {
 			return fmt.Errorf("sandbox: OnReady: %w", err)
 		}

@@ -154,12 +154,16 @@ func TestInputReachesTheDefinition(t *testing.T) {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	rec := h.record(t, "r")
-	if string(rec.Input) != in || rec.Definition != "demo" || rec.Adapter != "scripted" || rec.Thread.Tenant != "acme" {
+	if string(rec.Input) != `{"user":"ann","body":`+in+`}` || rec.Definition != "demo" || rec.Adapter != "scripted" || rec.Thread.Tenant != "acme" {
 		t.Errorf("record %+v", rec)
 	}
 	// Another host can build the run again from its record.
 	req, err := h.Rebuild(t.Context(), rec)
-	if err != nil || req.RunID != "r" || req.ThreadID != "t" || req.Tenant != "acme" || req.Adapter == nil || !req.Exclusive || len(req.Use) < 3 {
+	if diff := cmp.Diff([]server.RunInput{want, want}, a.inputs); diff != "" {
+		t.Errorf("rebuilt (-want +got)\n%s", diff)
+	}
+	// The user, too: its sandboxes are another's.
+	if err != nil || req.RunID != "r" || req.ThreadID != "t" || req.Tenant != "acme" || req.UserID != "ann" || req.Adapter == nil || !req.Exclusive || len(req.Use) < 3 {
 		t.Errorf("rebuilt %+v: %v", req, err)
 	}
 }

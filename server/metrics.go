@@ -17,6 +17,7 @@ import (
 // program around them, don't meet.
 type metrics struct {
 	handler  http.Handler
+	registry *prometheus.Registry
 	requests *prometheus.CounterVec
 	ended    *prometheus.CounterVec
 	fenced   prometheus.Counter
@@ -29,6 +30,7 @@ type metrics struct {
 func newMetrics(s *Server) *metrics {
 	reg := prometheus.NewRegistry()
 	m := &metrics{
+		registry: reg,
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "aisbx_http_requests_total", Help: "Requests that were answered, by route and status.",
 		}, []string{"route", "status"}),

@@ -171,12 +171,29 @@ func (s *Server) Rebuild(ctx context.Context, rec store.Run) (chat.Request, erro
 	if !ok {
 		return chat.Request{}, fmt.Errorf("server: run %q: definition %q: %w", rec.ID, rec.Definition, errNoDefinition)
 	}
-	in, err := parseInput(rec.Input)
+	var kept recorded
+	err := json.Unmarshal(rec.Input, &kept)
+	var in RunInput
+	if err == nil {
+		in, err = parseInput(kept.Body)
+	}
 	if err != nil {
 		return chat.Request{}, fmt.Errorf("server: run %q: %w", rec.ID, err)
 	}
-	in.Definition, in.Tenant = rec.Definition, rec.Thread.Tenant
-	return s.request(ctx, def, in, rec.Input)
+	in.Definition, in.Tenant, in.UserID = rec.Definition, rec.Thread.Tenant, kept.User
+	return s.request(ctx, def, in, kept.Body)
+}
+
+// recorded is what a run's record keeps of its request. The user is part of it,
+// since users share no sandbox.
+type recorded struct {
+	User string          `json:"user"`
+	Body json.RawMessage `json:"body"` // as the client sent it
+}
+
+func record(user string, body []byte) json.RawMessage {
+	u, _ := json.Marshal(user) // a string always marshals
+	return slices.Concat([]byte(`{"user":`), u, []byte(`,"body":`), body, []byte("}"))
 }
 
 // request is the run that a definition makes of an input.
@@ -186,7 +203,8 @@ func (s *Server) request(ctx context.Context, def Definition, in RunInput, body 
 		return chat.Request{}, err
 	}
 	req.RunID, req.ThreadID, req.ParentRunID = in.RunID, in.ThreadID, in.ParentRunID
-	req.Tenant, req.UserID, req.Definition, req.Input = in.Tenant, in.UserID, in.Definition, json.RawMessage(body)
+	req.Tenant, req.UserID, req.Definition = in.Tenant, in.UserID, in.Definition
+	req.Input = record(in.UserID, body)
 	if req.Messages == nil {
 		req.Messages = in.Messages
 	}

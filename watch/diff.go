@@ -101,6 +101,9 @@ func StartDiffer(ctx context.Context, h provider.Handle, o DiffOptions) *Differ 
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	d := &Differ{h: h, o: o, sem: make(chan struct{}, 4), name: rand.Text(), ready: make(chan struct{})}
+	if plainName(o.Name) {
+		d.name = o.Name
+	}
 	go func() {
 		defer close(d.ready)
 		err := d.baseline(ctx)
@@ -113,6 +116,16 @@ func StartDiffer(ctx context.Context, h provider.Handle, o DiffOptions) *Differ 
 		}
 	}()
 	return d
+}
+
+// plainName says that a name can be a part of a file's.
+func plainName(name string) bool {
+	for _, c := range name {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return name != ""
 }
 
 // Ready waits until the state of the directory is remembered. The error is that of
@@ -137,9 +150,12 @@ func (d *Differ) Ready(ctx context.Context) error {
 // form, which git need not be asked about: what is done before an agent starts is
 // waited for, and each process costs a millisecond or more. Copies of an index
 // keep its time: git compares whole seconds, and takes a file for unchanged that
-// is older than the index. $1 makes the directory's name hard to guess.
+// is older than the index. $1 makes the directory's name hard to guess; where it was
+// given ($2) a baseline of that name is gone on with, and a half made one is not.
 const baselineScript = `set -e
 umask 077
+T=${TMPDIR:-/tmp}/aisandbox-diff-$1
+if [ "$2" ] && [ -f "$T/facts" ]; then exec cat "$T/facts"; fi
 G=.git H=
 if [ -d $G/objects ] && [ -f $G/HEAD ] && [ ! -e $G/commondir ] && [ ! -e $G/reftable ] && [ ! "$GIT_DIR$GIT_WORK_TREE$GIT_COMMON_DIR$GIT_OBJECT_DIRECTORY$GIT_INDEX_FILE" ]; then
 	G=$PWD/.git O=$PWD/.git/objects I=$PWD/.git/index
@@ -160,13 +176,17 @@ else
 	case $O in /*) ;; *) O=$PWD/$O ;; esac
 	case $H in *[!0-9a-f]*) H= ;; esac
 fi
-T=${TMPDIR:-/tmp}/aisandbox-diff-$1
+if [ "$2" ]; then rm -rf "$T"; fi
 mkdir "$T" "$T/objects"
 trap 'rm -rf "$T"' EXIT
 if [ -f "$I" ]; then cp -p "$I" "$T/index"; fi
 export GIT_INDEX_FILE="$T/index" GIT_OBJECT_DIRECTORY="$T/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$O"
 git add -A -- . >/dev/null 2>&1 || git add -A --ignore-errors -- . >/dev/null 2>&1 || [ $? = 1 ]
 if [ ! -f "$T/index" ]; then git read-tree --empty; fi
+if [ "$2" ]; then
+	printf '%s\n%s\n%s\n%s\n' "$T" "$O" "$H" "$G" >"$T/new"
+	mv "$T/new" "$T/facts"
+fi
 trap - EXIT
 printf '%s\n%s\n%s\n%s\n' "$T" "$O" "$H" "$G"`
 
@@ -184,7 +204,10 @@ func gitEnv() []string {
 
 func (d *Differ) baseline(ctx context.Context) error {
 	d.env = gitEnv()
-	out, err := d.run(ctx, 64<<10, "sh", "-c", baselineScript, "sh", d.name)
+	if d.o.Name != "" && d.name != d.o.Name {
+		return fmt.Errorf("name %q: %w", d.o.Name, provider.ErrInvalid)
+	}
+	out, err := d.run(ctx, 64<<10, "sh", "-c", baselineScript, "sh", d.name, d.o.Name)
 	if err != nil {
 		return err
 	}

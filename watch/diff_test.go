@@ -9,8 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"github.com/aisandbox-go/aisandbox/provider"
 )
@@ -234,29 +233,42 @@ func TestDifferBelowTheTop(t *testing.T) {
 // A baseline that is given up leaves nothing behind.
 func TestDifferCancelled(t *testing.T) {
 	h := newHandle(t)
-	git(t, h.Root(), "init", "-q")
+	root := h.Root()
+	git(t, root, "init", "-q")
+	git(t, root, "config", "filter.slow.clean", "sleep 1000")
+	put(t, root, map[string]string{".gitattributes": "a filter=slow\n", "a": "1\n"})
 	cause := errors.New("because")
-	for _, file := range []string{"", "a"} {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		if file == "" {
-			cancel(cause)
-		} else if err := unix.Mkfifo(h.Root()+"/.git/index", 0o600); err != nil { // which nothing is ever read from
-			t.Fatal(err)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	d := StartDiffer(ctx, h, DiffOptions{})
+	dir := filepath.Join(os.TempDir(), "aisandbox-diff-"+d.name)
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(dir + "/index.lock"); err == nil {
+			break
 		}
-		d := StartDiffer(ctx, h, DiffOptions{})
-		cancel(cause)
-		if err := d.Ready(t.Context()); err != cause {
-			t.Errorf("Ready: %v", err)
+		if time.Now().After(end) {
+			t.Fatal("it is not at work")
 		}
-		if _, err := d.Diff(t.Context(), "a"); err != cause {
-			t.Errorf("Diff: %v", err)
-		}
-		if err := d.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "aisandbox-diff-"+d.name)); len(left) > 0 {
-			t.Error("left behind:", left)
-		}
+	}
+	impatient, stop := context.WithCancel(t.Context())
+	stop()
+	if err := d.Ready(impatient); err != context.Canceled {
+		t.Errorf("Ready: %v", err)
+	}
+	cancel(cause)
+	if err := d.Ready(t.Context()); err != cause {
+		t.Errorf("Ready: %v", err)
+	}
+	if _, err := d.Diff(t.Context(), "a"); err != cause {
+		t.Errorf("Diff: %v", err)
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("files are left behind")
+	}
+	if d, err := NewDiffer(ctx, h, DiffOptions{}); err != cause || d != nil {
+		t.Errorf("NewDiffer: %v", err)
 	}
 }
 
@@ -319,7 +331,7 @@ func TestNamedBaseline(t *testing.T) {
 	if tree, _, err := third.Tree(t.Context(), 0); err != nil || tree != "" {
 		t.Errorf("after it was closed: %q, %v", tree, err)
 	}
-	if d := differ(t, h, DiffOptions{Name: "../x"}); d.tree != "" {
+	if d := differ(t, h, DiffOptions{Name: "../x"}); d.git {
 		t.Error("a name leads elsewhere")
 	}
 }

@@ -48,7 +48,8 @@ const (
 // another one, which became the guest by that word. The subcommands:
 //
 //	serve    speaks on stdin and stdout and ends, with what it started, when stdin does
-//	init     the first process of a sandbox, or a daemon: listens on a socket until it is killed
+//	init     the first process of a sandbox, or a daemon: listens on a socket until it is
+//	         killed; with --stdio it takes a first connection on stdin and stdout
 //	connect  copies stdin and stdout to that socket
 //	version  prints the protocol version and the program's digest as JSON
 //
@@ -223,6 +224,7 @@ func mainInit(args []string, hooked bool) error {
 	socket := f.String("socket", "", "unix socket to listen on")
 	listenFd := f.Int("listen-fd", -1, "descriptor of a listening unix socket, instead")
 	readyFd := f.Int("ready-fd", -1, "descriptor that is closed once connections are taken")
+	onStdio := f.Bool("stdio", false, "take a first connection on stdin and stdout; its end ends nothing else")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -254,6 +256,14 @@ func mainInit(args []string, hooked bool) error {
 	}
 	if *readyFd >= 0 {
 		_ = unix.Close(*readyFd)
+	}
+	if *onStdio {
+		conn, err := takeStdio()
+		if err != nil {
+			return fmt.Errorf("init: %w", err)
+		}
+		// Without a limit: after a restart nobody may ever come this way.
+		go func() { _ = s.serveWithin(context.Background(), conn, 0) }()
 	}
 	// An engine ends a sandbox with SIGTERM. Everything else comes from inside, and
 	// so may SIGTERM where the socket is inherited: there whoever made the sandbox

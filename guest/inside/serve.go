@@ -165,9 +165,18 @@ var errHostGone = errors.New("the host's connection ended")
 // serve speaks with a host until the connection ends or ctx does. Then it kills
 // what it had started for that host, detached processes excepted.
 func (s *server) serve(ctx context.Context, conn io.ReadWriteCloser) error {
-	limit := time.AfterFunc(wire.HelloTimeout, func() { _ = conn.Close() })
+	return s.serveWithin(ctx, conn, wire.HelloTimeout)
+}
+
+// serveWithin is serve with another limit for the greeting; 0 is none.
+func (s *server) serveWithin(ctx context.Context, conn io.ReadWriteCloser, greeting time.Duration) error {
+	late := func() bool { return false }
+	if greeting > 0 {
+		limit := time.AfterFunc(greeting, func() { _ = conn.Close() })
+		late = func() bool { return !limit.Stop() }
+	}
 	_, err := wire.Hello(conn, false, s.facts)
-	if !limit.Stop() || err != nil {
+	if late() || err != nil {
 		_ = conn.Close()
 		if err == nil {
 			err = errors.New("guest protocol: the greeting took too long")

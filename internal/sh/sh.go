@@ -4,7 +4,8 @@ package sh
 
 import "strings"
 
-// Quote returns s as one shell word, single-quoted; an inner quote becomes '\''.
+// Quote returns s as one shell word, single-quoted; an inner quote is put between
+// the words, behind a backslash.
 func Quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

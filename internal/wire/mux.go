@@ -85,19 +85,28 @@ func (m *Mux) Close() {
 }
 
 func (m *Mux) fail(err error) {
+	if rest := m.bury(err); rest != nil {
+		rest()
+	}
+}
+
+// bury marks the connection as ended. What is left to do then is returned; nil
+// when it was marked before.
+func (m *Mux) bury(err error) (rest func()) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.dead != nil {
-		m.mu.Unlock()
-		return
+		return nil
 	}
 	m.dead = err
 	links := m.links
 	m.links = nil
-	m.mu.Unlock()
 	close(m.done)
-	_ = m.conn.Close()
-	for _, l := range links {
-		l.end(err)
+	return func() {
+		_ = m.conn.Close()
+		for _, l := range links {
+			l.end(err)
+		}
 	}
 }
 
@@ -144,7 +153,11 @@ func (m *Mux) write(id uint32, t FrameType, payload []byte) error {
 		m.out = nil
 	}
 	if err != nil {
-		go m.fail(fmt.Errorf("%w: %w", errBroken, err)) // not here: fail ends links, whose holders may wait for this lock
+		// Whoever is told of the error finds the connection ended. The rest is not done
+		// here: the holders of the links may wait for this lock.
+		if rest := m.bury(fmt.Errorf("%w: %w", errBroken, err)); rest != nil {
+			go rest()
+		}
 		return err
 	}
 	return nil

@@ -62,7 +62,20 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec, image string,
 	if err != nil {
 		return nil, err
 	}
-	defer plan.close()
+	defer func() { plan.close() }()
+	h, err := p.createPlanned(ctx, spec, image, img, mode, plan, own)
+	if err == nil || ctx.Err() != nil || p.opts.ReadOnlyRootfs || !plan.refused(err) {
+		return h, err
+	}
+	p.opts.Logger.Warn("docker: the engine can't use the guest program of this machine; it is copied from now on", "err", err)
+	p.copies.Store(true)
+	if plan, err = p.plan(spec, img); err != nil {
+		return nil, err
+	}
+	return p.createPlanned(ctx, spec, image, img, mode, plan, own)
+}
+
+func (p *Provider) createPlanned(ctx context.Context, spec provider.Spec, image string, img client.ImageInspectResult, mode container.NetworkMode, plan *plan, own map[string]string) (provider.Handle, error) {
 	opts := p.containerOptions(spec, image, mode, plan, own)
 	if own != nil {
 		// The image was made from another sandbox: what that was labelled with is no
@@ -80,7 +93,7 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec, image string,
 		res, err := p.engine.ContainerCreate(ctx, opts)
 		switch {
 		case err == nil:
-			h, err := p.begin(ctx, res.ID, plan)
+			h, err := p.begin(ctx, res.ID, plan, true)
 			if err != nil {
 				cleanCtx, cancel := cleanupContext(ctx)
 				defer cancel()
@@ -207,7 +220,8 @@ func (p *Provider) containerOptions(spec provider.Spec, image string, mode conta
 		CapAdd:         o.CapAdd,
 		ReadonlyRootfs: o.ReadOnlyRootfs,
 		Runtime:        o.Runtime,
-		// The first process says nothing worth keeping but how it failed.
+		// The first process says nothing worth keeping but how it failed, and a guest
+		// must not find what it says to its host in a log.
 		LogConfig: container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m", "max-file": "1"}},
 		Resources: container.Resources{
 			Memory:     o.Memory,
@@ -216,6 +230,11 @@ func (p *Provider) containerOptions(spec provider.Spec, image string, mode conta
 			PidsLimit:  &o.PidsLimit,
 		},
 		Mounts: plan.mounts,
+	}
+	if plan.guest != "" {
+		cfg.OpenStdin, cfg.AttachStdin, cfg.AttachStdout, cfg.AttachStderr = true, true, true, true
+		cfg.StdinOnce = true // the guest learns of a host that hung up
+		host.LogConfig = container.LogConfig{Type: "none"}
 	}
 	if !o.AllowNewPrivileges {
 		host.SecurityOpt = append(host.SecurityOpt, "no-new-privileges")
@@ -269,15 +288,27 @@ func (p *Provider) adopt(ctx context.Context, key, name string, plan *plan) (pro
 	if c.State != nil && c.State.Status == container.StateCreated {
 		// Its creator is at work on it, or died before it was done. Doing the rest
 		// again is harmless either way.
-		return p.begin(ctx, c.ID, plan)
+		return p.begin(ctx, c.ID, plan, false)
 	}
 	return p.attach(ctx, c)
 }
 
-// begin takes a created container to running, ready for commands.
-func (p *Provider) begin(ctx context.Context, id string, plan *plan) (provider.Handle, error) {
+// begin takes a created container to running, ready for commands. mine says that
+// this call made it.
+func (p *Provider) begin(ctx context.Context, id string, plan *plan, mine bool) (_ provider.Handle, err error) {
 	if err := plan.prepare(ctx, id); err != nil {
 		return nil, err
+	}
+	var first *initConn
+	if mine && plan.guest != "" {
+		if first, err = p.attachInit(ctx, id); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				_ = first.Close()
+			}
+		}()
 	}
 	if err := p.startContainer(ctx, id); err != nil {
 		return nil, err
@@ -296,7 +327,14 @@ func (p *Provider) begin(ctx context.Context, id string, plan *plan) (provider.H
 			return nil, fmt.Errorf("%w: give %s to %s: %s", provider.ErrInvalid, p.opts.Workdir, plan.user, strings.TrimSpace(out))
 		}
 	}
-	return p.dress(c, h), p.checkRunning(ctx, c)
+	if err := p.checkRunning(ctx, c, first); err != nil {
+		return nil, err
+	}
+	dressed := p.dress(c, h)
+	if i, ok := dressed.(*initHandle); ok {
+		i.first.Store(first)
+	}
+	return dressed, nil
 }
 
 func (p *Provider) startContainer(ctx context.Context, id string) error {
@@ -315,12 +353,20 @@ func (p *Provider) startContainer(ctx context.Context, id string) error {
 	return mapErr(err)
 }
 
-// checkRunning turns a first process that ended at once into an error that says why.
-func (p *Provider) checkRunning(ctx context.Context, c container.InspectResponse) error {
+// checkRunning turns a first process that ended at once into an error that says
+// why. first is a connection to it, if there is one.
+func (p *Provider) checkRunning(ctx context.Context, c container.InspectResponse, first *initConn) error {
 	if c.State == nil || c.State.Running {
 		return nil
 	}
-	return fmt.Errorf("%w: the container's first process ended with %d: %s", provider.ErrInvalid, c.State.ExitCode, p.lastWords(ctx, c.ID))
+	words := "what it said was not kept"
+	switch {
+	case first != nil:
+		words = first.lastWords()
+	case c.Config.Labels[labelGuest] == "":
+		words = p.lastWords(ctx, c.ID)
+	}
+	return fmt.Errorf("%w: the container's first process ended with %d: %s", provider.ErrInvalid, c.State.ExitCode, words)
 }
 
 func (p *Provider) lastWords(ctx context.Context, id string) string {
@@ -393,14 +439,14 @@ func (p *Provider) attach(ctx context.Context, c container.InspectResponse) (pro
 		}
 	} else if !c.State.Running {
 		if err := p.startContainer(ctx, c.ID); err != nil {
-			return nil, err
+			return nil, p.lostProgram(c, err)
 		}
 	}
 	fresh, err := p.inspect(ctx, refOf(c.ID))
 	if err != nil {
 		return nil, err
 	}
-	if err := p.checkRunning(ctx, fresh); err != nil {
+	if err := p.checkRunning(ctx, fresh, nil); err != nil {
 		return nil, err
 	}
 	return p.dress(fresh, p.handle(fresh)), nil

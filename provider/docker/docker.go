@@ -1,8 +1,9 @@
 // Package docker runs sandboxes as containers of a Docker engine.
 //
 // There are two ways into a container. Where [provider.Spec.Init] is given, the
-// guest program is copied in and is the container's first process; the handle is
-// then a [provider.InitConn], and everything goes through that one connection.
+// guest program is mounted or copied in and is the container's first process; the
+// handle is then a [provider.InitConn], and everything goes through that one
+// connection. The container's log stays empty then.
 // Without it every command is an exec of the engine's, wrapped so that its end,
 // its exit code and its whole tree are known for certain; that path takes an image
 // with /bin/sh and grep.
@@ -17,6 +18,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -38,8 +40,12 @@ type Provider struct {
 	engine engine
 	bad    error // why the options can't be used
 
+	near   func() bool // whether the engine is on this machine
+	copies atomic.Bool // it has refused to mount what is here
+
 	mu       sync.Mutex
 	creating map[string]*sync.Mutex // by key: this process creates a sandbox once
+	shared   map[string]string      // programs that were found whole, by digest
 }
 
 var (
@@ -54,13 +60,14 @@ var (
 // the engine is an error of Ping, Create and Resume.
 func New(o Options) *Provider {
 	opts, bad := o.withDefaults()
-	p := &Provider{opts: opts, bad: bad, creating: map[string]*sync.Mutex{}}
+	p := &Provider{opts: opts, bad: bad, creating: map[string]*sync.Mutex{}, shared: map[string]string{}}
 	eng, err := newEngine(opts.Host)
 	if err != nil {
 		p.bad = errors.Join(p.bad, &provider.OptionError{Provider: providerName, Option: "host", Value: opts.Host,
 			Cure: "use an address such as unix:///var/run/docker.sock (" + err.Error() + ")"})
 	}
 	p.engine = eng
+	p.near = sync.OnceValue(func() bool { return eng != nil && nearby(eng.DaemonHost()) })
 	return p
 }
 

@@ -22,8 +22,17 @@ const (
 	testLabel = "test.aisandbox.provider-docker"
 )
 
+// baseDir keeps the tests' guest programs.
+var baseDir string
+
 func TestMain(m *testing.M) {
+	var err error
+	if baseDir, err = os.MkdirTemp("", "aisandbox-docker-"); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
 	code := m.Run()
+	_ = os.RemoveAll(baseDir)
 	if code == 0 {
 		code = leftovers()
 	}
@@ -85,6 +94,9 @@ func newProvider(t testing.TB, o Options) *Provider {
 	engineOK(t)
 	if o.Image == "" {
 		o.Image = testImage
+	}
+	if o.BaseDir == "" {
+		o.BaseDir = baseDir
 	}
 	o.PullPolicy = PullNever
 	if o.Labels == nil {

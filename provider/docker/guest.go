@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/mount"
@@ -44,8 +46,9 @@ type plan struct {
 	entrypoint []string
 	mounts     []mount.Mount
 
-	guest, socket string // in the container; empty without a guest
-	program       *os.File
+	guest, socket string   // in the container; empty without a guest
+	program       *os.File // to be copied
+	source        string   // or to be mounted
 
 	chown bool // the workdir is a volume, which only a command inside can hand over
 }
@@ -79,7 +82,7 @@ func (p *Provider) plan(spec provider.Spec, img client.ImageInspectResult) (*pla
 	pl.guest = guestStart + prog.Digest[:min(len(prog.Digest), 16)]
 	pl.socket = ownSocket
 	// A later flag wins, and these are what the provider knows better.
-	args := slices.Concat([]string{pl.guest}, spec.Init.Args, []string{"--socket", pl.socket, "--root", p.opts.Workdir, "--journal-dir", ownJournal})
+	args := slices.Concat([]string{pl.guest}, spec.Init.Args, []string{"--stdio", "--socket", pl.socket, "--root", p.opts.Workdir, "--journal-dir", ownJournal})
 	if !isRoot(pl.user) {
 		args = append(args, "--user", pl.user)
 		if pl.user[0] >= '0' && pl.user[0] <= '9' { // perhaps a number that the image does not know
@@ -87,13 +90,20 @@ func (p *Provider) plan(spec provider.Spec, img client.ImageInspectResult) (*pla
 		}
 	}
 	pl.entrypoint = args
+	// To copy the program in, the engine mounts all of the container's files, which
+	// takes about as long as to start it.
+	if p.mayMount() {
+		source, err := p.share(prog)
+		if err == nil {
+			pl.useMount(source)
+			return pl, nil
+		}
+		p.opts.Logger.Warn("docker: the guest program can't be kept for containers to mount; it is copied", "err", err)
+	}
 	if p.opts.ReadOnlyRootfs {
-		// Nothing can be copied into such a container, so it takes the host's file.
-		pl.mounts = append(pl.mounts, mount.Mount{Type: mount.TypeBind, Source: prog.Path, Target: pl.guest, ReadOnly: true})
+		pl.useMount(prog.Path) // nothing can be copied into such a container
 		return pl, nil
 	}
-	// Copied rather than mounted, so that the sandbox can be started again when the
-	// file on the host is long gone, and by engines on other machines.
 	if pl.program, err = os.Open(prog.Path); err != nil {
 		return nil, fmt.Errorf("guest program: %w", err)
 	}
@@ -264,6 +274,7 @@ type initHandle struct {
 	provider.Handle
 	h             *handle
 	guest, socket string
+	first         atomic.Pointer[initConn] // not used yet; nil: there is none
 }
 
 var (
@@ -274,9 +285,57 @@ var (
 // Unwrap implements [provider.Unwrapper].
 func (i *initHandle) Unwrap() any { return i.Handle }
 
-// DialInit implements [provider.InitConn]: an exec of the guest program, as root,
-// that connects its standard streams to the socket.
+// Close implements [provider.Handle].
+func (i *initHandle) Close() error {
+	if c := i.first.Swap(nil); c != nil {
+		_ = c.Close()
+	}
+	return i.Handle.Close()
+}
+
+// attachInit connects to the standard streams of a guest that is about to be
+// started. Only who made the container may: what two say there is mixed up.
+func (p *Provider) attachInit(ctx context.Context, id string) (*initConn, error) {
+	res, err := p.engine.ContainerAttach(ctx, id, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	if err != nil {
+		return nil, fmt.Errorf("attach: %w", mapErr(err))
+	}
+	return &initConn{res: res.HijackedResponse}, nil
+}
+
+// firstWord bounds the wait for a guest that was just started.
+const firstWord = 10 * time.Second
+
+// speaks waits for the first word of the guest. Without one the connection is of
+// no use: the engine has lost it, or the guest has ended.
+func (c *initConn) speaks(ctx context.Context) bool {
+	if c.res.Conn.SetReadDeadline(time.Now().Add(firstWord)) != nil {
+		return false
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.res.Conn.SetReadDeadline(time.Unix(1, 0)) })
+	_, err := c.res.Reader.Peek(frameHeader)
+	return stop() && err == nil && c.res.Conn.SetReadDeadline(time.Time{}) == nil
+}
+
+// lastWords returns what a guest that has ended had said.
+func (c *initConn) lastWords() string {
+	if c.res.Conn.SetReadDeadline(time.Now().Add(time.Second)) == nil {
+		_, _ = io.Copy(io.Discard, struct{ io.Reader }{c})
+	}
+	return strings.TrimSpace(c.said.String())
+}
+
+// DialInit implements [provider.InitConn]. The first connection of who made the
+// container is that to the guest's standard streams; others are an exec of the
+// guest program, as root, that connects its own to the socket. That takes the
+// engine a third as long as starting a container.
 func (i *initHandle) DialInit(ctx context.Context) (io.ReadWriteCloser, error) {
+	if c := i.first.Swap(nil); c != nil {
+		if c.speaks(ctx) {
+			return c, nil
+		}
+		_ = c.Close()
+	}
 	fail := func(err error) (io.ReadWriteCloser, error) {
 		return nil, fmt.Errorf("docker: dial guest of %.12s: %w", i.h.ref.ID, err)
 	}

@@ -85,6 +85,11 @@ type Options struct {
 	PublishPorts []int
 	PublishAddr  string
 
+	// BaseDir keeps the guest program for containers of an engine on this machine,
+	// which mount it read-only. Default: aisandbox/docker below XDG_STATE_HOME, for
+	// root below /var/lib. What is in it has to stay as long as the containers.
+	BaseDir string
+
 	NoHostGateway bool // leaves out the name host.docker.internal
 	KeepOnDestroy bool // Destroy stops the container and keeps it
 
