@@ -32,8 +32,19 @@ import (
 	"github.com/aisandbox-go/aisandbox/workspace"
 )
 
-// lease is short, so that a host that sleeps is soon replaced.
-const lease = 300 * time.Millisecond
+// Leases are short, so that a host that sleeps is soon replaced, and as long as it
+// takes for a busy disk to answer.
+const (
+	lease       = 600 * time.Millisecond
+	leaseOnDisk = 3 * time.Second
+)
+
+func (w *world) lease() time.Duration {
+	if w.path != "" {
+		return leaseOnDisk
+	}
+	return lease
+}
 
 // world is what the hosts of a test share: a store, and a machine with sandboxes.
 type world struct {
@@ -108,10 +119,10 @@ func (w *world) request(owner string, a harness.CLI, more ...chat.Middleware) ch
 		Messages: []event.Message{{ID: "u1", Role: "user", Content: event.Text("the prompt")}},
 		Adapter:  harness.Text(a, harness.Options{}),
 		Use: append([]chat.Middleware{
-			chat.Durable(chat.Durability{Runs: set.Runs, Log: set.Log, Messages: set.Messages, Owner: owner, Lease: lease}),
+			chat.Durable(chat.Durability{Runs: set.Runs, Log: set.Log, Messages: set.Messages, Owner: owner, Lease: w.lease()}),
 			chat.Persist(set.Messages, nil),
 			sandbox.With(def, sandbox.WithOptions{Deps: sandbox.Deps{
-				Instances: set.Instances, Leases: set.Leases, Owner: owner, Lease: lease, NoGuest: w.noGuest, Guest: guest.Options{Program: testenv.Guest(w.t), JournalDir: journals},
+				Instances: set.Instances, Leases: set.Leases, Owner: owner, Lease: w.lease(), NoGuest: w.noGuest, Guest: guest.Options{Program: testenv.Guest(w.t), JournalDir: journals},
 			}}),
 		}, more...),
 	}

@@ -277,7 +277,7 @@ func (s *session) file(ctx context.Context, r *chat.Run, w watch.Event) {
 	}
 	diff, err := f.Diff(ctx)
 	if err != nil {
-		s.deps.Logger.Warn("the diff of a file is missing", "path", f.Path, "error", s.box.red.Error(err))
+		s.deps.Logger.Warn("the diff of a file is missing", "path", s.box.red.String(f.Path), "error", s.box.red.Error(err))
 	} else if diff != "" {
 		emit(ctx, r, event.NameFileDiff, event.FileDiff{Path: f.Path, Diff: diff})
 	}
@@ -287,7 +287,7 @@ func (s *session) file(ctx context.Context, r *chat.Run, w watch.Event) {
 func (s *session) guard(what, detail string, f func()) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.deps.Logger.Error(what+" panicked", "detail", detail, "panic", s.box.red.String(fmt.Sprint(p)))
+			s.deps.Logger.Error(what+" panicked", "detail", s.box.red.String(detail), "panic", s.box.red.String(fmt.Sprint(p)))
 		}
 	}()
 	f()

@@ -347,7 +347,7 @@ func (d *Differ) After(ctx context.Context, name string) (string, error) {
 // read reads a file of the work tree without following a link.
 func (d *Differ) read(ctx context.Context, rel string) (out []byte, gone bool, err error) {
 	q := sh.Quote("./" + rel)
-	out, err = d.run(ctx, d.o.MaxBytes, provider.Shell("if [ -h "+q+" ]; then printf %s \"$(readlink "+q+")\"; elif [ -f "+q+" ]; then exec cat "+q+"; else exit 44; fi")...)
+	out, err = d.run(ctx, d.o.MaxBytes, provider.Shell("if [ -h "+q+" ]; then printf %s \"$(readlink "+q+")\"; elif [ -f "+q+" ]; then cat "+q+" || { [ -e "+q+" ] && exit 1; exit 44; }; else exit 44; fi")...)
 	var re *runError
 	if errors.As(err, &re) && re.exit.Code == 44 {
 		return nil, true, nil

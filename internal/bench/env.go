@@ -85,7 +85,7 @@ func (e *env) provider(name string) (provider.Provider, error) {
 	case "bwrap":
 		return bwrap.New(bwrap.Options{BaseDir: base}), nil
 	case "docker":
-		p := docker.New(docker.Options{Image: e.image, PullPolicy: docker.PullNever})
+		p := docker.New(docker.Options{Image: e.image, PullPolicy: docker.PullNever, BaseDir: base})
 		e.closes = append(e.closes, p.Close)
 		return p, nil
 	}

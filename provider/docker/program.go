@@ -19,8 +19,9 @@ import (
 	"github.com/aisandbox-go/aisandbox/provider"
 )
 
-// programDir holds guest programs by digest, below the base directory.
-const programDir = "bin"
+// programDir holds guest programs by digest, below the base directory. Its name
+// begins with a dot, as bwrap's does: it is no sandbox's.
+const programDir = ".bin"
 
 // share returns a file with the program that containers can mount: named by its
 // content, written by nobody, and in a place that nobody cleans, for a container
