@@ -257,16 +257,22 @@ func (t *turn) write(ctx context.Context, files []File) error {
 		if mode == 0 {
 			mode = 0o600
 		}
-		name := f.Name
+		name, wctx := f.Name, ctx
 		if !path.IsAbs(name) {
+			// Beside the workspace, so it needn't wait for what the diff starts from.
+			wctx = sandbox.Early(ctx)
 			name = path.Join(t.private, name)
 			if !strings.HasPrefix(name, t.private+"/") {
 				return fmt.Errorf("file %q leaves the run's private directory", f.Name)
 			}
 		}
-		script := fmt.Sprintf("umask 077 && mkdir -p %s && cat > %s && chmod %o %s",
-			sh.Quote(path.Dir(name)), sh.Quote(name), mode, sh.Quote(name))
-		_, err := t.sb.Output(ctx, provider.Cmd{
+		script := fmt.Sprintf("umask 077 && mkdir -p %s && cat > %s", sh.Quote(path.Dir(name)), sh.Quote(name))
+		if mode != 0o600 {
+			script += fmt.Sprintf(" && chmod %o %s", mode, sh.Quote(name))
+		} else if path.IsAbs(f.Name) {
+			script += " && chmod 600 " + sh.Quote(name) // it may have been there
+		}
+		_, err := t.sb.Output(wctx, provider.Cmd{
 			Argv: provider.Shell(script), Dir: "/", Stdin: bytes.NewReader(f.Content),
 		})
 		if err != nil {
