@@ -25,8 +25,6 @@ func TestProvider(t *testing.T) {
 		providertest.Run(t, providertest.Options{
 			New:  func(t *testing.T) provider.Provider { return newProvider(t, Options{}) },
 			Slow: 4,
-			// Every command is an exec of the engine's, which takes one at a time.
-			Parallel: 60, BigOutput: 256 << 20,
 			Skip: map[string]string{"S13": "the engine carries both streams of an exec on one connection, so one that is not read holds the other back; the guest has no such limit"},
 		})
 	})
