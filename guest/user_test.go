@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/aisandbox-go/aisandbox/internal/testenv"
 	"github.com/aisandbox-go/aisandbox/provider"
 )
 
@@ -21,13 +21,8 @@ import (
 // a container: it may not look into other users' processes.
 func attachAsContainer(t *testing.T) (*Handle, string) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to have agents of another user")
-	}
-	setpriv, err := exec.LookPath("setpriv")
-	if err != nil {
-		t.Skip("needs setpriv")
-	}
+	testenv.Require(t, os.Getuid() == 0, "root, to have agents of another user", "run the tests as root")
+	setpriv := testenv.LookPath(t, "setpriv", "apt-get install util-linux")
 	h := &raw{root: shortDir(t)}
 	for _, dir := range []string{h.root} {
 		if err := os.Chown(dir, 4242, 4243); err != nil {

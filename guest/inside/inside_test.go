@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/aisandbox-go/aisandbox/internal/testenv"
 	"github.com/aisandbox-go/aisandbox/internal/wire"
 	"github.com/aisandbox-go/aisandbox/provider"
 )
@@ -253,9 +254,8 @@ func TestEnviron(t *testing.T) {
 }
 
 func TestFullDisk(t *testing.T) {
-	if _, err := os.Stat("/dev/full"); err != nil {
-		t.Skip("needs /dev/full")
-	}
+	_, err := os.Stat("/dev/full")
+	testenv.Require(t, err == nil, "/dev/full", "run the tests on Linux")
 	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)

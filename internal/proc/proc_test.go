@@ -21,6 +21,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/aisandbox-go/aisandbox/internal/testenv"
 	"github.com/aisandbox-go/aisandbox/provider"
 )
 
@@ -485,9 +486,7 @@ func TestExtraFiles(t *testing.T) {
 }
 
 func TestCredential(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to become another user")
-	}
+	testenv.Require(t, os.Getuid() == 0, "root, to become another user", "run the tests as root")
 	var out bytes.Buffer
 	p := start(t, Spec{Argv: sh("id -u; setsid sleep 1000 & wait"), Dir: "/", Credential: &syscall.Credential{Uid: 4242, Gid: 4243}, Stdout: &out})
 	until(t, "it says who it is", func() bool {
